@@ -1,0 +1,102 @@
+"""How each SGLang linear method names its tensors and writes its global scales.
+
+ModelOpt stores *decode* scales (multiply to get the real value), compressed-tensors *encode* scales (divide).
+Everything that differs between the methods stands here; the code in ``layers.py`` is the same for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from packaging.version import Version
+
+QUANTIZATION = "sglang.srt.layers.quantization"
+FP4_UTILS = f"{QUANTIZATION}.fp4_utils"
+MODELOPT = f"{QUANTIZATION}.modelopt_quant"
+SCHEMES = f"{QUANTIZATION}.compressed_tensors.schemes"
+CT_W4A4 = f"{SCHEMES}.compressed_tensors_w4a4_nvfp4"
+CT_W4A16 = f"{SCHEMES}.compressed_tensors_w4a16_nvfp4"
+
+
+@dataclass(frozen=True)
+class Convention:
+    """One class of SGLang that owns NVFP4 linear layers.
+
+    Attributes:
+        label: for logs and the names of its seams.
+        module, cls, apply: where the class is and what its forward method is called.
+        scales: ``modelopt`` (decode scales) or ``compressed-tensors`` (encode scales).
+        weight, weight_scale, weight_global: parameter names of the packed weight [N, K/2], its block scales
+            [N, K/16] and its global scale, one float32 per fused shard.
+        input_global: parameter name of the activation's global scale, ``None`` for weight-only layers.
+        pads_to: N and K are padded to this multiple by SGLang before FlashInfer sees them.
+        since: first release that has the class.
+    """
+
+    label: str
+    module: str
+    cls: str
+    apply: str
+    scales: Literal["modelopt", "compressed-tensors"]
+    weight: str
+    weight_scale: str
+    weight_global: str
+    input_global: str | None
+    pads_to: int = 1
+    since: Version | None = None
+
+    @property
+    def weight_only(self) -> bool:
+        return self.input_global is None
+
+
+CONVENTIONS: tuple[Convention, ...] = (
+    Convention(
+        label="ModelOpt",
+        module=MODELOPT,
+        cls="ModelOptFp4LinearMethod",
+        apply="apply",
+        scales="modelopt",
+        weight="weight",
+        weight_scale="weight_scale",
+        weight_global="weight_scale_2",
+        input_global="input_scale",
+        pads_to=32,
+    ),
+    Convention(
+        label="compressed-tensors",
+        module=CT_W4A4,
+        cls="CompressedTensorsW4A4Fp4",
+        apply="apply_weights",
+        scales="compressed-tensors",
+        weight="weight_packed",
+        weight_scale="weight_scale",
+        weight_global="weight_global_scale",
+        input_global="input_global_scale",
+    ),
+    Convention(
+        label="ModelOpt, weight-only",
+        module=MODELOPT,
+        cls="ModelOptNvFp4A16LinearMethod",
+        apply="apply",
+        scales="modelopt",
+        weight="weight",
+        weight_scale="weight_scale",
+        weight_global="weight_scale_2",
+        input_global=None,
+        since=Version("0.5.15"),
+    ),
+    Convention(
+        label="compressed-tensors, weight-only",
+        module=CT_W4A16,
+        cls="CompressedTensorsW4A16Fp4",
+        apply="apply_weights",
+        scales="compressed-tensors",
+        weight="weight_packed",
+        weight_scale="weight_scale",
+        weight_global="weight_global_scale",
+        input_global=None,
+        since=Version("0.5.22"),
+    ),
+)

@@ -1,0 +1,228 @@
+"""Prepare and run one NVFP4 linear layer of SGLang with a backend of ours.
+
+SGLang's own preparation pads N and K to multiples of 32, keeps one global scale per layer (the largest of a
+fused projection's) and, in some releases, replaces the parameters so that weights cannot be loaded again.
+Ours keeps every parameter that the loader fills and adds three of its own:
+
+    sm120_alpha             float32 [N]   global scale of each output column
+    sm120_activation_scale  float32 [S]   encode scale of the input, one per group of shards
+    sm120_weight_scale[_i]  e4m3 bytes    128x4-swizzled block scales, only where they cannot stand in place
+
+Block scales whose shape is a whole number of tiles (N % 128 == 0, K % 64 == 0) are swizzled in place, so the
+scales are held once. The loader hook puts them back into row-major order before it writes the first byte
+of a reload; a preparation that runs twice, or after a partial reload, then still finds the truth.
+
+On a reload every derived tensor is overwritten in place: a captured CUDA graph keeps its addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from sglang_sm120 import layout, ops, scales
+from sglang_sm120.errors import ConfigError, bad_value
+from sglang_sm120.host.conventions import Convention
+
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Group:
+    """Adjacent output columns that share one quantized input."""
+
+    start: int
+    stop: int
+    scale_name: str  # attribute of the layer that holds the swizzled block scales
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What :func:`forward` needs besides the layer's tensors."""
+
+    backend: str
+    weight_name: str
+    groups: tuple[Group, ...]
+    weight_only: bool
+    pre_scaled: bool  # NVFP4_AWQ: the input is multiplied by a per-channel scale first
+
+
+def scales_differ(layer: torch.nn.Module, convention: Convention) -> bool:
+    """Whether the shards of a fused projection have different global scales (weight or input)."""
+    names = (convention.weight_global, convention.input_global)
+    return any(torch.unique(getattr(layer, name).data).numel() > 1 for name in names if name is not None)
+
+
+def mark_unloaded(layer: torch.nn.Module, convention: Convention) -> None:
+    """Fill the global scales with NaN right after creation, so that a missing one is seen.
+
+    SGLang allocates them uninitialised. Where a checkpoint stores q, k and v as one tensor, releases up to
+    0.5.11 fill the first slot only and the others keep whatever was in memory.
+    """
+    for name in (convention.weight_global, convention.input_global):
+        parameter = getattr(layer, name, None) if name is not None else None
+        # A release that starts from a default (1.0 for a checkpoint without input scales) means it.
+        if parameter is None or parameter.is_meta or bool((parameter.data == 1).all()):
+            continue
+        parameter.data.fill_(float("nan"))
+
+
+def fill_unloaded(layer: torch.nn.Module, convention: Convention) -> None:
+    """Spread the one scale of a projection that is fused on disk over its shards."""
+    for name in (convention.weight_global, convention.input_global):
+        if name is None:
+            continue
+        data = getattr(layer, name).data.view(-1)
+        if data.numel() > 1 and bool(data[1:].isnan().all()) and not bool(data[0].isnan()):
+            data.fill_(data[0].item())
+
+
+def prepare(layer: Any, method: Any, convention: Convention, backend: str) -> None:
+    """Build the derived tensors of ``layer``; called after every load.
+
+    Raises:
+        FormatError: a global scale is zero, infinite, NaN or absurd.
+        ConfigError: a group size other than 16.
+    """
+    group_size = getattr(getattr(method, "quant_config", None), "group_size", None) or BLOCK
+    if group_size != BLOCK:
+        raise ConfigError(bad_value("group_size", group_size, "NVFP4 has blocks of 16; use another backend"))
+    widths = list(layer.logical_widths)
+    alpha, activation = _global_scales(layer, convention, widths)
+    _derive(layer, "sm120_alpha", alpha)
+    shared = activation is None or activation.all_equal
+    if activation is not None:
+        _derive(layer, "sm120_activation_scale", activation.encode[:1] if shared else activation.encode)
+        # SGLang's fused activation kernels read this name when they quantize for the layer (0.5.20+).
+        _derive(layer, "input_scale_inv", activation.encode.max())
+    bounds = [(0, sum(widths))] if shared else _bounds(widths)
+    names = _swizzle_scales(layer, convention, bounds)
+    layer.sm120_prepared = Prepared(
+        backend=backend,
+        weight_name=convention.weight,
+        groups=tuple(Group(a, b, name) for (a, b), name in zip(bounds, names, strict=True)),
+        weight_only=convention.weight_only,
+        pre_scaled=bool(getattr(getattr(method, "quant_config", None), "is_awq", False)),
+    )
+
+
+def forward(layer: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    """Run the layer: one operator call, or one per group of shards whose input scales differ.
+
+    Args:
+        x: bf16/fp16 [..., K], or the pair (packed e2m1 [M, K/2], swizzled block scales) that SGLang's fused
+            activation kernels hand over.
+        bias: [N] or ``None``; added before the one rounding to the output type.
+    """
+    prepared: Prepared = layer.sm120_prepared
+    if isinstance(x, tuple):
+        return _forward_quantized(layer, prepared, x, bias)
+    if prepared.pre_scaled:
+        x = x * layer.pre_quant_scale
+    weight = getattr(layer, prepared.weight_name)
+    rows = x.reshape(-1, x.shape[-1])
+    outputs = []
+    for index, group in enumerate(prepared.groups):
+        part = slice(group.start, group.stop)
+        outputs.append(
+            ops.nvfp4_linear(
+                rows,
+                weight[part],
+                getattr(layer, group.scale_name),
+                None if prepared.weight_only else layer.sm120_activation_scale[index],
+                layer.sm120_alpha[part],
+                None if bias is None else bias[part],
+                prepared.backend,
+            )
+        )
+    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _forward_quantized(
+    layer: Any, prepared: Prepared, x: tuple[torch.Tensor, torch.Tensor], bias: torch.Tensor | None
+) -> torch.Tensor:
+    packed, block_scales = x
+    if len(prepared.groups) != 1 or prepared.weight_only or prepared.pre_scaled:
+        raise ConfigError(
+            f"{type(layer).__name__} was given a quantized input but needs the original one (different input "
+            "scales, weight-only or AWQ weights). Set SGLANG_DISABLE_SILU_FP4_QUANT_FUSION=1."
+        )
+    group = prepared.groups[0]
+    return ops.nvfp4_gemm(
+        packed,
+        getattr(layer, prepared.weight_name),
+        block_scales,
+        getattr(layer, group.scale_name),
+        layer.sm120_alpha,
+        bias,
+        layer.params_dtype,
+        prepared.backend,
+    )
+
+
+def _global_scales(
+    layer: Any, convention: Convention, widths: list[int]
+) -> tuple[torch.Tensor, scales.ActivationScales | None]:
+    weight_global = getattr(layer, convention.weight_global).data
+    modelopt = convention.scales == "modelopt"
+    if convention.input_global is None:
+        # Weight-only: the input is used as it is, its scale is one.
+        input_global = torch.ones(1, dtype=torch.float32, device=weight_global.device)
+        activation = None
+    else:
+        input_global = getattr(layer, convention.input_global).data
+        read = scales.activation_scales_modelopt if modelopt else scales.activation_scales_compressed_tensors
+        activation = read(len(widths), input_global)
+    column_alpha = scales.column_alpha_modelopt if modelopt else scales.column_alpha_compressed_tensors
+    return column_alpha(widths, input_global, weight_global), activation
+
+
+def _bounds(widths: list[int]) -> list[tuple[int, int]]:
+    stops = [sum(widths[: i + 1]) for i in range(len(widths))]
+    return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def _swizzle_scales(layer: Any, convention: Convention, bounds: list[tuple[int, int]]) -> list[str]:
+    """Return the attribute that holds the swizzled block scales of each group, in order."""
+    parameter = getattr(layer, convention.weight_scale)
+    rows, blocks = parameter.shape
+    if len(bounds) == 1 and layout.padded_scale_shape(rows, blocks) == (rows, blocks):
+        if not getattr(parameter, "sm120_swizzled", False):
+            parameter.data.copy_(layout.swizzle_128x4(parameter.data))
+            parameter.sm120_swizzled = True
+            _restore_order_before_loading(parameter)
+        return [convention.weight_scale]
+    names = [f"sm120_weight_scale_{i}" for i in range(len(bounds))]
+    for name, (start, stop) in zip(names, bounds, strict=True):
+        _derive(layer, name, layout.swizzle_128x4(parameter.data[start:stop]))
+    return names
+
+
+def _restore_order_before_loading(parameter: Any) -> None:
+    """Make the parameter's weight loader undo the in-place swizzle before its first write."""
+    loader: Callable[..., Any] = parameter.weight_loader
+    if getattr(loader, "sm120_restores", False):
+        return
+
+    def restoring_loader(param: Any, *args: Any, **kwargs: Any) -> Any:
+        if param.sm120_swizzled:
+            param.data.copy_(layout.unswizzle_128x4(param.data, *param.shape))
+            param.sm120_swizzled = False
+        return loader(param, *args, **kwargs)
+
+    restoring_loader.sm120_restores = True  # type: ignore[attr-defined]
+    parameter._weight_loader = restoring_loader
+
+
+def _derive(layer: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    """Store a derived tensor as a parameter, in place when it is there already."""
+    current = getattr(layer, name, None)
+    if isinstance(current, Parameter) and current.shape == value.shape and current.dtype == value.dtype:
+        current.data.copy_(value)
+    else:
+        setattr(layer, name, Parameter(value.detach().clone(), requires_grad=False))

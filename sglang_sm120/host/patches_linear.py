@@ -1,0 +1,108 @@
+"""Seams of a linear layer: creation and preparation of its weights (W), forward (A), admission (C)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from sglang_sm120.backends import BACKENDS
+from sglang_sm120.dispatch import layer_backend
+from sglang_sm120.host import layers
+from sglang_sm120.host.conventions import Convention
+from sglang_sm120.host.patching import Patcher, mark
+from sglang_sm120.host.state import STATE
+
+
+def wrap_weights(module: ModuleType, patcher: Patcher, *, convention: Convention) -> None:
+    """Prepare layers that a backend of ours serves; check the others before SGLang prepares them."""
+    cls = getattr(module, convention.cls)
+    create, process = cls.create_weights, cls.process_weights_after_loading
+    seam = f"weights ({convention.label})"
+
+    def create_weights(self: Any, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        create(self, layer, *args, **kwargs)
+        if _deciding():
+            layers.mark_unloaded(layer, convention)
+
+    def process_weights_after_loading(self: Any, layer: torch.nn.Module) -> None:
+        backend = None
+        if _deciding():
+            layers.fill_unloaded(layer, convention)
+            backend = _backend_for(layer, convention)
+        if backend is None:
+            process(self, layer)
+        else:
+            layers.prepare(layer, self, convention, backend)
+
+    patcher.set(cls, "create_weights", mark(seam, create_weights, create))
+    patcher.set(cls, "process_weights_after_loading", mark(seam, process_weights_after_loading, process))
+
+
+def wrap_apply(module: ModuleType, patcher: Patcher, *, convention: Convention) -> None:
+    """Send layers that we prepared to our operator, all others to SGLang's own method."""
+    cls = getattr(module, convention.cls)
+    original = getattr(cls, convention.apply)
+
+    def apply(self: Any, layer: torch.nn.Module, x: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if hasattr(layer, "sm120_prepared"):
+            return layers.forward(layer, x, bias)
+        return original(self, layer, x, bias)  # type: ignore[no-any-return]
+
+    patcher.set(cls, convention.apply, mark(f"apply ({convention.label})", apply, original))
+
+
+def admit(module: ModuleType, patcher: Patcher, *, cls: str) -> None:
+    """Lower SGLang's minimum capability while a backend of ours that runs on this device is chosen."""
+    owner = getattr(module, cls)
+    original = owner.get_min_capability.__func__
+
+    def get_min_capability(klass: Any) -> int:
+        minimum: int = original(klass)
+        if STATE.backend is None or STATE.backend.provider != "sglang_sm120":
+            return minimum
+        if STATE.backend.any_device:
+            return 0
+        return min([minimum, *(10 * row.capability[0] + row.capability[1] for row in STATE.backend.rows)])
+
+    label = "ModelOpt" if cls == "ModelOptFp4Config" else "compressed-tensors"
+    patcher.set(
+        owner, "get_min_capability", classmethod(mark(f"admission ({label})", get_min_capability, original))
+    )
+
+
+def _deciding() -> bool:
+    return STATE.decision is not None and STATE.decision.backend is not None
+
+
+def _backend_for(layer: Any, convention: Convention) -> str | None:
+    """Name of the backend of ours that serves ``layer``, or ``None`` for SGLang's own path."""
+    assert STATE.decision is not None and STATE.facts is not None and STATE.decision.backend is not None
+    if convention.weight_only:
+        return _backend_for_weight_only()
+    n, k = sum(layer.logical_widths), layer.input_size_per_partition
+    pad = convention.pads_to
+    chosen = layer_backend(
+        STATE.decision,
+        STATE.facts,
+        name=getattr(layer, "prefix", "") or f"{type(layer).__name__} {n}x{k}",
+        n=-(-n // pad) * pad,
+        k=-(-k // pad) * pad,
+        out_dtype=str(getattr(layer, "params_dtype", torch.get_default_dtype())).removeprefix("torch."),
+        fused_scales_differ=layers.scales_differ(layer, convention),
+    )
+    return chosen if BACKENDS[chosen].quantizes_itself else None
+
+
+def _backend_for_weight_only() -> str | None:
+    backend = STATE.backend
+    if backend is not None and backend.quantizes_itself:
+        return backend.value
+    if backend is not None and STATE.decision is not None and STATE.decision.explicit:
+        STATE.warn_once(
+            "weight-only",
+            f"--fp4-gemm-backend {backend.value} multiplies quantized activations; the weight-only (W4A16) "
+            "layers of this checkpoint are served by SGLang's own weight-only path instead.",
+        )
+    return None

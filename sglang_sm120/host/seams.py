@@ -1,0 +1,208 @@
+"""The table of seams: every place where the package touches SGLang.
+
+A seam has three parts: the module whose import makes it possible, a static check that reads that module's
+source before anything is patched, and the patch. ``since`` is the first release that has the code; a seam
+that a release lacks is absent there, which is no fault. Names follow the installed SGLang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from packaging.version import Version
+
+from sglang_sm120.host.conventions import CONVENTIONS, CT_W4A4, FP4_UTILS, MODELOPT, Convention
+from sglang_sm120.host.patching import Patcher
+from sglang_sm120.host.source_probe import ModuleSource, argument_names, calls, enum_values
+
+#: First and last release this table was read and tested against.
+FIRST_SUPPORTED, LAST_TESTED = Version("0.5.9"), Version("0.5.23")
+
+Check = Callable[[ModuleSource], str | None]
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One hook into SGLang.
+
+    Attributes:
+        name: what logs, ``doctor`` and tests call it.
+        module: the module that holds the code; the patch is applied right after its import.
+        check: reads the parsed module, returns ``None`` if the code is as expected, else what differs.
+        patch: lazy ``"module:function"`` below ``sglang_sm120.host`` that patches the imported module. Lazy
+            because these modules need torch, which a process that only parses arguments does not.
+        options: keyword arguments of the patch.
+        since: first release with this code (``None``: every supported one).
+    """
+
+    name: str
+    module: str
+    check: Check
+    patch: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    since: Version | None = None
+
+    def exists_in(self, sglang: Version) -> bool:
+        """Whether release ``sglang`` has this code."""
+        return self.since is None or Version(sglang.base_version) >= self.since
+
+    def apply(self, module: ModuleType, patcher: Patcher) -> None:
+        """Patch ``module``, recording every change in ``patcher``."""
+        place, function = self.patch.split(":")
+        getattr(import_module(f"sglang_sm120.host.{place}"), function)(module, patcher, **self.options)
+
+
+def _has_list(name: str) -> Check:
+    return lambda source: None if source.binds(name) else f"no list {name}"
+
+
+def _has_function(name: str, *signatures: list[str], cls: str | None = None) -> Check:
+    label = f"{cls}.{name}" if cls else name
+
+    def check(source: ModuleSource) -> str | None:
+        function = source.function(name, cls)
+        if function is None:
+            return f"no function {label}"
+        found = argument_names(function)
+        if found not in signatures:
+            return f"{label} takes ({', '.join(found)})"
+        return None
+
+    return check
+
+
+def _starts_with(name: str, first: list[str], *, cls: str) -> Check:
+    def check(source: ModuleSource) -> str | None:
+        function = source.function(name, cls)
+        if function is None or argument_names(function)[: len(first)] != first:
+            return f"no function {cls}.{name}({', '.join(first)}, ...)"
+        return None
+
+    return check
+
+
+def _all(*checks: Check) -> Check:
+    return lambda source: next((p for p in (check(source) for check in checks) if p is not None), None)
+
+
+def _check_enum(source: ModuleSource) -> str | None:
+    cls = source.klass("Fp4GemmRunnerBackend")
+    if cls is None:
+        return "no class Fp4GemmRunnerBackend"
+    if enum_values(cls).get("AUTO") != "auto":
+        return "Fp4GemmRunnerBackend has no member AUTO = 'auto'"
+    for method in ("get_flashinfer_backend", "is_flashinfer_cutlass"):
+        if source.function(method, "Fp4GemmRunnerBackend") is None:
+            return f"no method Fp4GemmRunnerBackend.{method}"
+    return None
+
+
+def _check_resolution(source: ModuleSource) -> str | None:
+    problem = _has_function("initialize_fp4_gemm_config", ["server_args"], [])(source)
+    if problem is None and not source.binds("FP4_GEMM_RUNNER_BACKEND"):
+        problem = "no variable FP4_GEMM_RUNNER_BACKEND"
+    return problem
+
+
+def _check_gemm(source: ModuleSource) -> str | None:
+    function = source.function("fp4_gemm")
+    if function is None:
+        return "no function fp4_gemm"
+    inner = calls(function, "flashinfer_fp4_gemm")
+    if not inner:
+        return "fp4_gemm does not call flashinfer_fp4_gemm"
+    if any(len(c.args) != 6 or [k.arg for k in c.keywords] != ["backend"] for c in inner):
+        return "fp4_gemm calls flashinfer_fp4_gemm with other arguments"
+    if not source.binds("enable_flashinfer_fp4_gemm"):
+        return "no variable enable_flashinfer_fp4_gemm"
+    return None
+
+
+def _check_quantizer(cls: str, method: str) -> Check:
+    def check(source: ModuleSource) -> str | None:
+        function = source.function(method, cls)
+        if function is None:
+            return f"no function {cls}.{method}"
+        inner = calls(function, "fp4_quantize")
+        if not inner or any(len(c.args) != 2 or c.keywords for c in inner):
+            return f"{cls}.{method} does not call fp4_quantize(x, scale)"
+        return None if source.binds("fp4_quantize") else "no name fp4_quantize"
+
+    return check
+
+
+def _linear_seams(convention: Convention) -> tuple[Seam, ...]:
+    """Weights (W) and apply (A) of one linear method or scheme."""
+    return (
+        Seam(
+            f"weights ({convention.label})",
+            convention.module,
+            _all(
+                _has_function("process_weights_after_loading", ["self", "layer"], cls=convention.cls),
+                _starts_with("create_weights", ["self", "layer"], cls=convention.cls),
+            ),
+            "patches_linear:wrap_weights",
+            {"convention": convention},
+            since=convention.since,
+        ),
+        Seam(
+            f"apply ({convention.label})",
+            convention.module,
+            _has_function(convention.apply, ["self", "layer", "x", "bias"], cls=convention.cls),
+            "patches_linear:wrap_apply",
+            {"convention": convention},
+            since=convention.since,
+        ),
+    )
+
+
+def _admission_seam(label: str, module: str, cls: str) -> Seam:
+    return Seam(
+        f"admission ({label})",
+        module,
+        _has_function("get_min_capability", ["cls"], cls=cls),
+        "patches_linear:admit",
+        {"cls": cls},
+    )
+
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        "choices",
+        "sglang.srt.server_args",
+        _has_list("FP4_GEMM_RUNNER_BACKEND_CHOICES"),
+        "patches_arguments:extend_choices",
+    ),
+    Seam("enum", FP4_UTILS, _check_enum, "patches_arguments:extend_enum"),
+    Seam("resolution", FP4_UTILS, _check_resolution, "patches_arguments:wrap_resolution"),
+    Seam("gemm", MODELOPT, _check_gemm, "patches_gemm:route_gemm"),
+    Seam(
+        "pre-emption",
+        "sglang.kernels.ops.gemm",
+        _has_function(
+            "try_qwen3x_nvfp4_gemm",
+            ["input", "weight", "input_sf", "weight_sf", "alpha", "out_dtype", "out_features"],
+        ),
+        "patches_gemm:guard_preemption",
+        since=Version("0.5.20"),
+    ),
+    Seam(
+        "quantizer (ModelOpt)",
+        MODELOPT,
+        _check_quantizer("ModelOptFp4LinearMethod", "apply"),
+        "patches_gemm:route_quantizer",
+    ),
+    Seam(
+        "quantizer (compressed-tensors)",
+        CT_W4A4,
+        _check_quantizer("CompressedTensorsW4A4Fp4", "apply_weights"),
+        "patches_gemm:route_quantizer",
+    ),
+    _admission_seam("ModelOpt", MODELOPT, "ModelOptFp4Config"),
+    _admission_seam("compressed-tensors", CT_W4A4, "CompressedTensorsW4A4Fp4"),
+    *(seam for convention in CONVENTIONS for seam in _linear_seams(convention)),
+)

@@ -1,0 +1,36 @@
+"""What this process decided: one decision, made once before weights load, read by every seam."""
+
+from __future__ import annotations
+
+import logging
+
+from sglang_sm120.backends.record import Backend, HostFacts
+from sglang_sm120.dispatch import Decision
+
+logger = logging.getLogger("sglang_sm120")
+
+
+class ServingState:
+    """The decision of this process and the facts it was made from.
+
+    ``decision`` is ``None`` until SGLang initialises its FP4 configuration; the seams then behave as if the
+    package were not installed.
+    """
+
+    def __init__(self) -> None:
+        self.decision: Decision | None = None
+        self.facts: HostFacts | None = None
+        self.backend: Backend | None = None
+        self.quantizer_rejected = False
+        self._warned: set[str] = set()
+
+    def decide(self, decision: Decision, facts: HostFacts, backend: Backend | None) -> None:
+        self.decision, self.facts, self.backend = decision, facts, backend
+
+    def warn_once(self, key: str, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message)
+
+
+STATE = ServingState()

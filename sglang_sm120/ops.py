@@ -1,0 +1,126 @@
+"""The operators ``torch.ops.sglang_sm120.*``: one name per job, the backend chosen by an argument.
+
+They are opaque to torch.compile and have fake implementations, allocate nothing but their results, never
+wait for the GPU and look at shapes only, so CUDA graphs can capture them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+from sglang_sm120 import layout
+from sglang_sm120.backends import BACKENDS
+from sglang_sm120.errors import ConfigError, bad_value
+
+_LIBRARY = torch.library.Library("sglang_sm120", "DEF")
+_LIBRARY.define(
+    "nvfp4_linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? activation_scale, Tensor alpha, "
+    "Tensor? bias, str backend) -> Tensor"
+)
+_LIBRARY.define(
+    "nvfp4_gemm(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor alpha, Tensor? bias, "
+    "ScalarType out_dtype, str backend) -> Tensor"
+)
+_LIBRARY.define(
+    "nvfp4_quantize(Tensor x, Tensor global_scale, bool swizzled, str backend) -> (Tensor, Tensor)"
+)
+
+
+@cache
+def implementation(backend: str) -> ModuleType:
+    """Import the module that implements a backend of ours.
+
+    Raises:
+        ConfigError: ``backend`` is not one of ours.
+    """
+    record = BACKENDS.get(backend)
+    if record is None or record.implementation is None:
+        ours = ", ".join(b.value for b in BACKENDS.values() if b.implementation)
+        raise ConfigError(bad_value("backend", backend, f"these operators implement {ours}"))
+    return import_module(record.implementation)
+
+
+def _linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    activation_scale: torch.Tensor | None,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None,
+    backend: str,
+) -> torch.Tensor:
+    out: torch.Tensor = implementation(backend).linear(x, weight, weight_scale, activation_scale, alpha, bias)
+    return out
+
+
+def _gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
+    out: torch.Tensor = implementation(backend).gemm(a, b, a_scale, b_scale, alpha, bias, out_dtype)
+    return out
+
+
+def _quantize(
+    x: torch.Tensor, global_scale: torch.Tensor, swizzled: bool, backend: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out: tuple[torch.Tensor, torch.Tensor] = implementation(backend).quantize(x, global_scale, swizzled)
+    return out
+
+
+_LIBRARY.impl("nvfp4_linear", _linear, "CompositeExplicitAutograd")
+_LIBRARY.impl("nvfp4_gemm", _gemm, "CompositeExplicitAutograd")
+_LIBRARY.impl("nvfp4_quantize", _quantize, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("sglang_sm120::nvfp4_linear")
+def _linear_fake(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    activation_scale: torch.Tensor | None,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None,
+    backend: str,
+) -> torch.Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+@torch.library.register_fake("sglang_sm120::nvfp4_gemm")
+def _gemm_fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype)
+
+
+@torch.library.register_fake("sglang_sm120::nvfp4_quantize")
+def _quantize_fake(
+    x: torch.Tensor, global_scale: torch.Tensor, swizzled: bool, backend: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    m, k = x.shape
+    rows, blocks = layout.padded_scale_shape(m, k // 16) if swizzled else (m, k // 16)
+    packed = x.new_empty((m, k // 2), dtype=torch.uint8)
+    return packed, x.new_empty((rows, blocks), dtype=torch.uint8)
+
+
+# The overloads themselves: calling torch.ops.<namespace>.<name> would pick the overload again on every call.
+nvfp4_linear = torch.ops.sglang_sm120.nvfp4_linear.default
+nvfp4_gemm = torch.ops.sglang_sm120.nvfp4_gemm.default
+nvfp4_quantize = torch.ops.sglang_sm120.nvfp4_quantize.default
