@@ -274,7 +274,6 @@ def decode_ue4m3(scale_bytes: torch.Tensor) -> torch.Tensor:
     require_tensor("scale_bytes", scale_bytes, (torch.uint8, torch.float8_e4m3fn))
     code = scale_bytes.view(torch.uint8).to(torch.int64)
     exponent, mantissa = code >> 3, code & 7
-    # In units of the smallest subnormal, 2**-9. The clamps only keep the shift legal for codes that end as
-    # NaN or zero exponent.
+    # In units of the smallest subnormal, 2**-9. The clamp keeps the shift legal where its result is not used.
     units = torch.where(exponent == 0, mantissa, (8 + mantissa) << (exponent - 1).clamp(0, 14))
     return (units.to(torch.float64) * 2.0**-9).masked_fill(code >= UE4M3_NAN, torch.nan)
