@@ -1,0 +1,1 @@
+"""What only a machine without a GPU needs to run the real SGLang. Not in the wheel; see README.md here."""

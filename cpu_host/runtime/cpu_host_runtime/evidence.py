@@ -1,0 +1,98 @@
+"""Counts, in the process that runs the model, what the backend was really asked to do.
+
+Forwards are counted at ``ModelRunner.forward``, linear layers at the backend's own function, and only those
+inside a forward (the self-test before the weights load would falsify the count). After each forward the file
+``<folder>/<pid>.json`` is replaced as a whole, so that a reader never sees half of one.
+
+Mutations are planted here too, between SGLang and the backend, so that the shipped code stays free of them.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cpu_host_runtime import EVIDENCE_VARIABLE, MUTATION_VARIABLE, after_import, mutations
+
+_BACKEND = "sglang_sm120.backends.torch_reference"
+_RUNNER = "sglang.srt.model_executor.model_runner"
+_FP4_UTILS = "sglang.srt.layers.quantization.fp4_utils"
+
+
+class _Counter:
+    """The state of one process."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.forwards = 0
+        self.linears: dict[str, dict[str, int]] = {}
+
+    def saw_linear(self, rows: int, n: int, k: int) -> None:
+        if self.depth:
+            entry = self.linears.setdefault(f"{n}x{k}", {"calls": 0, "rows": 0})
+            entry["calls"] += 1
+            entry["rows"] += rows
+
+    def write(self, folder: Path) -> None:
+        record = {
+            "pid": os.getpid(),
+            "process": multiprocessing.current_process().name,
+            "backend": _chosen_backend(),
+            "forwards": self.forwards,
+            "linears": self.linears,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = folder / f".{os.getpid()}.tmp"
+        scratch.write_text(json.dumps(record, indent=1), encoding="utf-8")
+        scratch.replace(folder / f"{os.getpid()}.json")
+
+
+_COUNTER = _Counter()
+
+
+def arm() -> None:
+    after_import.after(_BACKEND, _watch_backend)
+    after_import.after(_RUNNER, _watch_runner)
+
+
+def _chosen_backend() -> str | None:
+    """What SGLang itself says is in force."""
+    module: Any = sys.modules.get(_FP4_UTILS)
+    return None if module is None else str(module.get_fp4_gemm_runner_backend().value)
+
+
+def _watch_backend(module: ModuleType) -> None:
+    linear: Callable[..., Any] = vars(module)["linear"]
+    mutate = mutations.find(os.environ.get(MUTATION_VARIABLE))
+
+    def counted(x: Any, weight: Any, weight_scale: Any, input_scale: Any, alpha: Any, bias: Any = None) -> Any:
+        _COUNTER.saw_linear(x.shape[0], weight.shape[0], 2 * weight.shape[1])
+        weight, weight_scale, alpha = mutate(weight, weight_scale, alpha)
+        return linear(x, weight, weight_scale, input_scale, alpha, bias)
+
+    vars(module)["linear"] = counted
+
+
+def _watch_runner(module: ModuleType) -> None:
+    cls: Any = vars(module)["ModelRunner"]
+    forward = cls.forward
+    folder = os.environ.get(EVIDENCE_VARIABLE)
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _COUNTER.depth += 1
+        try:
+            result = forward(self, *args, **kwargs)
+        finally:
+            _COUNTER.depth -= 1
+        _COUNTER.forwards += 1
+        if folder:
+            _COUNTER.write(Path(folder))
+        return result
+
+    cls.forward = counted
