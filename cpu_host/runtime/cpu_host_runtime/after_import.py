@@ -13,8 +13,8 @@ from typing import Any
 class _Wrapped(Loader):
     """Delegates to the real loader and calls the hooks around the execution of the module."""
 
-    def __init__(self, real: Any, before: list[Callable[[], None]], after: list[Callable[[ModuleType], None]]) -> None:
-        self._real, self._before, self._after = real, before, after
+    def __init__(self, real: Any) -> None:
+        self._real = real
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -26,10 +26,11 @@ class _Wrapped(Loader):
         module.__loader__ = self._real
         if module.__spec__ is not None:
             module.__spec__.loader = self._real
-        for call in self._before:
+        # Taken here and not in find_spec: a program may only ask whether the module exists.
+        for call in _HOOKS.before.pop(module.__name__, []):
             call()
         self._real.exec_module(module)
-        for hook in self._after:
+        for hook in _HOOKS.after.pop(module.__name__, []):
             hook(module)
 
 
@@ -41,14 +42,13 @@ class _Hooks(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        before, after = self.before.pop(fullname, []), self.after.pop(fullname, [])
-        if not before and not after:
+        if fullname not in self.before and fullname not in self.after:
             return None
         for finder in tuple(sys.meta_path):
             spec = finder.find_spec(fullname, path, target) if finder is not self else None
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Wrapped(spec.loader, before, after)
+                    spec.loader = _Wrapped(spec.loader)
                 return spec
         return None
 
