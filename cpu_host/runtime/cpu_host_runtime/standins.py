@@ -94,7 +94,8 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] in self._packages:
+        # SGLang has a mock of its own for this module's values and takes it when the import fails.
+        if fullname != "sgl_kernel.scalar_type" and fullname.partition(".")[0] in self._packages:
             return ModuleSpec(fullname, self, is_package=True)
         return None
 
