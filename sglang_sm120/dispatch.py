@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
+from sglang_sm120 import env
+from sglang_sm120.backends import AUTO_ORDER, BACKENDS, verdict
+from sglang_sm120.backends.record import CAPABILITIES, Backend, HostFacts, Verdict
+from sglang_sm120.backends.verdict import automatic_choice, is_native
+from sglang_sm120.errors import ConfigError, UnsupportedError, bad_value
+
 Origin = Literal["command line", "environment", "deprecated variable", "tuning table", "default"]
+
+AUTO = "auto"
+FLAG = "--fp4-gemm-backend"
+
+logger = logging.getLogger("sglang_sm120.dispatch")
+
+_ARGUMENTS: dict[Origin, str] = {
+    "command line": FLAG,
+    "environment": env.FP4_GEMM_BACKEND,
+    "deprecated variable": env.DEPRECATED_BACKEND,
+    "default": FLAG,
+}
 
 
 @dataclass(frozen=True)
@@ -40,3 +59,194 @@ class Decision:
     explicit: bool
     reason: str
     warnings: tuple[str, ...] = ()
+    allow_unsafe: bool = False
+
+
+def resolve(request: Request, facts: HostFacts) -> Decision:
+    """Decide which backend serves this process.
+
+    Precedence: command line, ``SGLANG_SM120_FP4_GEMM_BACKEND``, the deprecated variable, SGLang's default. The
+    first that is given decides, even if it says ``auto``. SGLang 0.5.9 puts ``flashinfer_cutlass`` where others
+    put ``auto``; it cannot be told from the flag, so there it counts as the command line.
+
+    Raises:
+        ConfigError: a variable names a value that does not exist.
+        UnsupportedError: the value cannot run here and ``allow_unsafe`` is off, or nothing can.
+    """
+    value, origin, warnings = _asked(request, facts)
+    if value == AUTO:
+        return _resolve_auto(request, facts, origin, warnings)
+    record = BACKENDS.get(value)
+    if record is None:
+        return Decision(None, origin, True, f"{value} is not a value of this package", warnings)
+    # SGLang's own argument parser has let a value of the command line pass; nobody has looked at a variable.
+    if origin == "command line" and not _is_ours_to_judge(record, facts):
+        return Decision(value, origin, True, "SGLang's own value, on a card that is not ours to judge", warnings)
+    judged = verdict(value, facts)
+    if judged.status == "ok":
+        return Decision(value, origin, True, "asked for by name", (*warnings, *judged.warnings), request.allow_unsafe)
+    text = _refusal(_ARGUMENTS[origin], judged, facts)
+    if not request.allow_unsafe:
+        raise UnsupportedError(text)
+    return Decision(value, origin, True, f"forced by {env.ALLOW_UNSAFE}", (*warnings, text), True)
+
+
+def layer_backend(
+    decision: Decision,
+    facts: HostFacts,
+    *,
+    name: str,
+    n: int,
+    k: int,
+    out_dtype: str,
+    fused_scales_differ: bool,
+) -> str:
+    """Decide which backend serves one layer.
+
+    Args:
+        decision: of this process.
+        facts: the ones that the decision was made from.
+        name: of the layer, for messages.
+        n: output features as they reach the kernel, after SGLang's padding.
+        k: input features, likewise.
+        out_dtype: ``bfloat16`` or ``float16``.
+        fused_scales_differ: the layer is a fused projection whose shards have different global scales. Only a
+            backend with ``exact_fused_scales`` multiplies it right.
+
+    Returns:
+        A value of ``BACKENDS``, or ``auto`` when the decision leaves everything to SGLang. A layer that ``auto``
+        routes to another backend is logged as a warning.
+
+    Raises:
+        ConfigError: the named backend would multiply differing global scales wrongly.
+        UnsupportedError: the named backend cannot run the layer.
+    """
+    if decision.backend is None:
+        return AUTO
+    record = BACKENDS[decision.backend]
+    if not _is_ours_to_judge(record, facts):
+        return record.value
+    judged = verdict(record.value, facts, n=n, k=k, out_dtype=out_dtype)
+    inexact = fused_scales_differ and not record.exact_fused_scales
+    if judged.status == "ok" and not inexact:
+        return record.value
+    why = (
+        "its fused shards have different global scales, which this backend replaces by one of them"
+        if inexact
+        else judged.reason
+    )
+    if not decision.explicit:
+        substitute = _substitute(facts, exact=fused_scales_differ)
+        logger.warning(
+            "Layer %s is served by %s, which is much slower than %s: %s.", name, substitute, record.value, why
+        )
+        return substitute
+    argument = _ARGUMENTS[decision.origin]
+    remedy = f"{why} (layer {name}); use {FLAG} {_substitute(facts, exact=fused_scales_differ)} or auto instead"
+    text = bad_value(argument, record.value, f"{remedy}, or set {env.ALLOW_UNSAFE}=1 to go on all the same")
+    if decision.allow_unsafe:
+        logger.warning("%s", text)
+        return record.value
+    raise ConfigError(text) if inexact else UnsupportedError(text)
+
+
+def _asked(request: Request, facts: HostFacts) -> tuple[str, Origin, tuple[str, ...]]:
+    """Return the value that counts, where it comes from, and warnings about what it overrides."""
+    given: list[tuple[str, Origin]] = []
+    if request.server_value != AUTO:
+        given.append((request.server_value, "command line"))
+    if request.env_value is not None:
+        given.append((request.env_value, "environment"))
+    if request.deprecated_value is not None:
+        given.append((request.deprecated_value, "deprecated variable"))
+    if not given:
+        return AUTO, "default", ()
+    (value, origin), *overridden = given
+    warnings = [
+        f"{_ARGUMENTS[loser]}={other!r} is ignored: {_ARGUMENTS[origin]}={value!r} comes first{_hint(request, facts)}."
+        for other, loser in overridden
+        if other != value
+    ]
+    if origin == "environment" and value != AUTO and value not in BACKENDS:
+        raise ConfigError(bad_value(env.FP4_GEMM_BACKEND, value, f"write one of {', '.join((AUTO, *BACKENDS))}"))
+    if origin == "deprecated variable":
+        old, value = value, _translate_deprecated(value)
+        warnings.append(f"{env.DEPRECATED_BACKEND}={old!r} is deprecated: write {FLAG} {value} instead.")
+    return value, origin, tuple(warnings)
+
+
+def _hint(request: Request, facts: HostFacts) -> str:
+    if facts.versions.get("sglang", "").startswith("0.5.9") and request.server_value == "flashinfer_cutlass":
+        return f" (it is the default of SGLang 0.5.9; add {FLAG} auto to let a variable decide)"
+    return ""
+
+
+def _translate_deprecated(old: str) -> str:
+    """Translate a value of the deprecated variable: FlashInfer's names, with or without ``flashinfer_``."""
+    names = {AUTO: AUTO}
+    for record in BACKENDS.values():
+        if record.flashinfer_name is None:
+            continue
+        names[record.value] = record.value
+        for spelling in (record.flashinfer_name, record.value.removeprefix("flashinfer_")):
+            names.setdefault(spelling, record.value)
+            names.setdefault(f"flashinfer_{spelling}", record.value)
+    if old not in names:
+        raise ConfigError(bad_value(env.DEPRECATED_BACKEND, old, f"write one of {', '.join(sorted(names))}"))
+    return names[old]
+
+
+def _resolve_auto(request: Request, facts: HostFacts, origin: Origin, warnings: tuple[str, ...]) -> Decision:
+    if not request.take_auto:
+        return Decision(None, origin, False, f"{env.AUTO}=0 leaves auto to SGLang", warnings)
+    if not facts.is_sm12x or facts.capability not in CAPABILITIES:
+        return Decision(None, origin, False, "this is not an SM12x GPU that the table knows", warnings)
+    choice = automatic_choice(facts)
+    if choice is not None:
+        judged, reason = choice
+        return Decision(judged.backend, origin, False, reason, (*warnings, *judged.warnings), request.allow_unsafe)
+    refusals = [verdict(value, facts) for value in dict.fromkeys(p.value for p in AUTO_ORDER)]
+    text = bad_value(
+        _ARGUMENTS[origin],
+        AUTO,
+        f"no backend that auto may take runs here ({'; '.join(f'{v.backend} {v.reason}' for v in refusals)}); "
+        f"{refusals[0].remedy}, or name another value: {_others(facts)}",
+    )
+    if not request.allow_unsafe:
+        raise UnsupportedError(text)
+    return Decision(None, origin, False, f"left to SGLang by {env.ALLOW_UNSAFE}", (*warnings, text), True)
+
+
+def _is_ours_to_judge(record: Backend, facts: HostFacts) -> bool:
+    """On other cards than SM12x the package judges only values that SGLang does not have itself."""
+    known_sm12x = facts.is_sm12x and facts.capability in CAPABILITIES
+    return known_sm12x or not is_native(record, facts)
+
+
+def _refusal(argument: str, judged: Verdict, facts: HostFacts) -> str:
+    source = f" ({judged.source.ref})" if judged.source is not None else ""
+    remedy = f"{judged.remedy}, or " if judged.remedy else ""
+    return bad_value(
+        argument,
+        judged.backend,
+        f"{judged.reason}{source}; {remedy}use {FLAG} {_others(facts)} instead; "
+        f"{env.ALLOW_UNSAFE}=1 starts it all the same",
+    )
+
+
+def _others(facts: HostFacts) -> str:
+    """Name what the user can take instead: what auto would take, else what runs anywhere."""
+    choice = automatic_choice(facts) if facts.is_sm12x else None
+    return choice[0].backend if choice is not None else _substitute(facts, exact=True)
+
+
+def _substitute(facts: HostFacts, *, exact: bool) -> str:
+    """Return the backend that takes over a layer which the chosen one cannot serve.
+
+    Only one that is reached per layer (it quantizes itself) and needs no check on the card qualifies.
+    """
+    for record in BACKENDS.values():
+        right = record.exact_fused_scales or not exact
+        if record.quantizes_itself and right and not record.needs_probe and verdict(record.value, facts).status == "ok":
+            return record.value
+    raise UnsupportedError("No backend of this package runs here: reinstall sglang-sm120.")

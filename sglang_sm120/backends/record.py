@@ -31,7 +31,8 @@ class Requirement:
     """A version bound that must hold, for example ``Requirement("cuda", ">=13.0", source)``.
 
     ``package`` is a key of :attr:`HostFacts.versions`: ``sglang``, ``flashinfer``, ``torch``, ``cuda`` (the
-    toolkit version torch was built with), ``cudnn``, ``cutlass_dsl``, ``driver``.
+    toolkit version torch was built with), ``cuda_toolkit`` (the nvcc that FlashInfer compiles with; the same as
+    ``cuda`` where that is unknown), ``cudnn``, ``cutlass_dsl``, ``driver``.
     """
 
     package: str
@@ -41,7 +42,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class ShapeRule:
-    """Divisibility that N and K of the *unpadded* layer must satisfy, with its source."""
+    """Divisibility that N and K must satisfy as they reach the kernel, that is after SGLang's own padding."""
 
     n_multiple: int
     k_multiple: int
@@ -57,6 +58,25 @@ class CapabilityRow:
     requires: tuple[Requirement, ...] = ()
     out_dtypes: tuple[OutDtype, ...] = ("bfloat16", "float16")
     shape: ShapeRule | None = None
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Capabilities on which a backend is known not to run, and why: a deliberate hole in the table."""
+
+    capabilities: tuple[Capability, ...]
+    reason: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class Preference:
+    """One step of the order in which ``auto`` looks for a backend; it counts while every bound holds."""
+
+    value: str
+    reason: str
+    source: Source
+    when: tuple[Requirement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +107,7 @@ class Backend:
         summary: one line for ``sglang-sm120 backends`` and the docs.
         flashinfer_name: the ``backend=`` string of ``flashinfer.mm_fp4``, if FlashInfer provides it.
         rows: one :class:`CapabilityRow` per compute capability that can run it.
+        absent: the other capabilities of :data:`CAPABILITIES`, with the reason.
         any_device: runs on every device, CPU included (then ``rows`` documents sources only).
         faults: known wrong behaviours.
         native_since: first SGLang release whose own enum has the value; ``None`` if none has.
@@ -94,7 +115,7 @@ class Backend:
         quantizes_itself: one op of ours takes bf16/fp16 activations (seam A), no separate quantizer.
         needs_probe: code that multiplies in a way never checked on the user's card until ``probe`` ran.
         trust: tie-break, higher is more trusted.
-        implementation: lazy ``"module:attribute"`` of our implementation, ``None`` for foreign ones.
+        implementation: name of the module of ours that multiplies, imported on first use; ``None`` for foreign ones.
     """
 
     value: str
@@ -102,6 +123,7 @@ class Backend:
     provider: Provider
     summary: str
     rows: tuple[CapabilityRow, ...]
+    absent: tuple[Absence, ...] = ()
     flashinfer_name: str | None = None
     any_device: bool = False
     faults: tuple[Fault, ...] = ()
@@ -111,6 +133,11 @@ class Backend:
     needs_probe: bool = False
     trust: int = 0
     implementation: str | None = None
+
+    @property
+    def can_be_added(self) -> bool:
+        """Whether a SGLang without this value can get it from us: FlashInfer or a module of ours multiplies."""
+        return self.flashinfer_name is not None or self.implementation is not None
 
 
 @dataclass(frozen=True)
@@ -125,12 +152,14 @@ class HostFacts:
         flashinfer_support: FlashInfer's own answer ``mm_fp4.is_backend_supported(name, cc)`` per backend
             name, for the names that the installed FlashInfer was asked about; empty if it was not asked.
         device_name: for messages.
+        problems: why an installed package counts as missing, by package key (its import failed, say).
     """
 
     capability: Capability | None
     versions: dict[str, str] = field(default_factory=dict)
     flashinfer_support: dict[str, bool] = field(default_factory=dict)
     device_name: str = "no CUDA device"
+    problems: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_sm12x(self) -> bool:

@@ -1,0 +1,175 @@
+"""Every environment variable of the package: one table, typed readers, and the cache folder.
+
+Stdlib only. A value that cannot be understood is a :class:`ConfigError`, never a silent default; an empty
+value counts as not set.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sglang_sm120.errors import ConfigError, bad_value
+
+DISABLE = "SGLANG_SM120_DISABLE"
+AUTO = "SGLANG_SM120_AUTO"
+ALLOW_UNSAFE = "SGLANG_SM120_ALLOW_UNSAFE"
+FP4_GEMM_BACKEND = "SGLANG_SM120_FP4_GEMM_BACKEND"
+CACHE_DIR = "SGLANG_SM120_CACHE_DIR"
+DEPRECATED_BACKEND = "SGLANG_FLASHINFER_FP4_GEMM_BACKEND"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One row of the table of environment variables; the documentation is generated from it."""
+
+    name: str
+    kind: Literal["switch", "backend", "path"]
+    default: str
+    meaning: str
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        DISABLE,
+        "switch",
+        "0",
+        "`1` switches the whole package off, whichever way it was loaded; SGLang runs unchanged.",
+    ),
+    Variable(AUTO, "switch", "1", "`0` leaves `--fp4-gemm-backend auto` to SGLang."),
+    Variable(
+        ALLOW_UNSAFE,
+        "switch",
+        "0",
+        "`1` starts a backend that the capability table refuses; each refusal becomes a warning.",
+    ),
+    Variable(
+        FP4_GEMM_BACKEND,
+        "backend",
+        "not set",
+        "Backend for dense FP4 layers where the command line leaves `auto`; any value of the table, or `auto`.",
+    ),
+    Variable(
+        CACHE_DIR,
+        "path",
+        "`$XDG_CACHE_HOME/sglang-sm120`, else `~/.cache/sglang-sm120`",
+        "Folder for everything that the package writes. Must belong to the user and be writable by nobody else.",
+    ),
+    Variable(
+        DEPRECATED_BACKEND,
+        "backend",
+        "not set",
+        "Deprecated variable of SGLang 0.5.9, understood on every release: the value with or without `flashinfer_`. "
+        f"Use `{FP4_GEMM_BACKEND}` or the flag instead.",
+    ),
+)
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+def disabled() -> bool:
+    """Return whether ``SGLANG_SM120_DISABLE`` switches the package off."""
+    return _switch(DISABLE)
+
+
+def take_auto() -> bool:
+    """Return whether ``auto`` is resolved by this package (``SGLANG_SM120_AUTO``)."""
+    return _switch(AUTO)
+
+
+def allow_unsafe() -> bool:
+    """Return whether refusals are turned into warnings (``SGLANG_SM120_ALLOW_UNSAFE``)."""
+    return _switch(ALLOW_UNSAFE)
+
+
+def fp4_gemm_backend() -> str | None:
+    """Return ``SGLANG_SM120_FP4_GEMM_BACKEND`` as written, ``None`` if it is not set."""
+    return _text(FP4_GEMM_BACKEND)
+
+
+def deprecated_backend() -> str | None:
+    """Return ``SGLANG_FLASHINFER_FP4_GEMM_BACKEND`` as written, ``None`` if it is not set."""
+    return _text(DEPRECATED_BACKEND)
+
+
+@contextmanager
+def without_deprecated_backend() -> Iterator[None]:
+    """Hide ``SGLANG_FLASHINFER_FP4_GEMM_BACKEND`` from code that would misread a value we understand."""
+    saved = os.environ.pop(DEPRECATED_BACKEND, None)
+    try:
+        yield
+    finally:
+        if saved is not None:
+            os.environ[DEPRECATED_BACKEND] = saved
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return names that look like ours and are not: a misspelt switch would otherwise just do nothing."""
+    known = {variable.name for variable in VARIABLES}
+    return sorted(name for name in environ if name.startswith("SGLANG_SM120_") and name not in known)
+
+
+def cache_path() -> Path:
+    """Return where the cache folder is or would be. Touches no file.
+
+    Raises:
+        ConfigError: the variable holds a relative path, or no home folder can be found.
+    """
+    text = _text(CACHE_DIR)
+    if text is not None:
+        path = Path(text).expanduser()
+        if not path.is_absolute():
+            raise ConfigError(bad_value(CACHE_DIR, text, "give an absolute path"))
+        return path
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says to ignore a relative path.
+    if os.path.isabs(base):
+        return Path(base) / "sglang-sm120"
+    try:
+        return Path.home() / ".cache" / "sglang-sm120"
+    except RuntimeError as error:
+        raise ConfigError(f"There is no home folder for the cache ({error}): set {CACHE_DIR}.") from error
+
+
+def cache_dir() -> Path:
+    """Return the cache folder, created with mode 0700 if it was missing.
+
+    Code that was compiled on this machine is loaded from it, so a folder that another user owns or may write
+    to is refused.
+
+    Raises:
+        ConfigError: it cannot be created, is not a folder, or is not safe.
+    """
+    path = cache_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise ConfigError(
+            bad_value(CACHE_DIR, str(path), f"{error.strerror or error}; name a folder that you can write to")
+        ) from error
+    if status.st_uid != os.geteuid():
+        raise ConfigError(bad_value(CACHE_DIR, str(path), "it belongs to another user; name a folder of your own"))
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(bad_value(CACHE_DIR, str(path), "other users may write to it; run chmod go-w on it"))
+    return path
+
+
+def _text(name: str) -> str | None:
+    return os.environ.get(name, "").strip() or None
+
+
+def _switch(name: str) -> bool:
+    text = _text(name) or next(v.default for v in VARIABLES if v.name == name)
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ConfigError(bad_value(name, text, f"write one of {', '.join(_TRUE)} or {', '.join(_FALSE)}"))
