@@ -126,12 +126,7 @@ def unswizzle_128x4(swizzled: torch.Tensor, rows: int, blocks: int) -> torch.Ten
     _require_bytes("swizzled", swizzled)
     least_rows, least_blocks = padded_scale_shape(rows, blocks)
     have_rows, have_blocks = swizzled.shape
-    if (
-        have_rows % TILE_ROWS
-        or have_blocks % TILE_COLUMNS
-        or have_rows < least_rows
-        or have_blocks < least_blocks
-    ):
+    if have_rows % TILE_ROWS or have_blocks % TILE_COLUMNS or have_rows < least_rows or have_blocks < least_blocks:
         remedy = f"pass the 2-D buffer of swizzle_128x4, at least [{least_rows}, {least_blocks}]"
         raise FormatError(bad_value("swizzled.shape", (have_rows, have_blocks), remedy))
     tiles = swizzled.view(torch.uint8).view(

@@ -378,9 +378,7 @@ def _linear_scales(
     return scales[:rows, : k // BLOCK_SIZE].contiguous().view(torch.uint8)
 
 
-def _gemm_extents(
-    a_packed: torch.Tensor, b_packed: torch.Tensor, n: int | None, k: int | None
-) -> tuple[int, int, int]:
+def _gemm_extents(a_packed: torch.Tensor, b_packed: torch.Tensor, n: int | None, k: int | None) -> tuple[int, int, int]:
     """Return M, N, K; sizes that are not given must follow from the operands without doubt."""
     for name, packed in (("a_packed", a_packed), ("b_packed", b_packed)):
         require_tensor(name, packed, (torch.uint8,), rank=2, device=a_packed.device)

@@ -128,9 +128,7 @@ def test_ue4m3_does_not_round_through_float32(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_float64_is_rounded_once_beside_every_number_and_midpoint(
-    device: torch.device, dtype: torch.dtype
-) -> None:
+def test_float64_is_rounded_once_beside_every_number_and_midpoint(device: torch.device, dtype: torch.dtype) -> None:
     patterns = torch.arange(2**15, dtype=torch.int16, device=device).view(dtype)
     finite = patterns[torch.isfinite(patterns)]
     values = finite.to(torch.float64)

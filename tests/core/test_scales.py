@@ -101,7 +101,10 @@ def test_scale_counts_and_widths_must_match() -> None:
 def test_the_extreme_legal_scales_give_a_normal_alpha() -> None:
     for scale in (2.0**-63, 2.0**63):
         both = torch.tensor([scale])
-        for alpha in (column_alpha_modelopt([1], both, both), column_alpha_compressed_tensors([1], both, both)):
+        for alpha in (
+            column_alpha_modelopt([1], both, both),
+            column_alpha_compressed_tensors([1], both, both),
+        ):
             assert torch.finfo(torch.float32).smallest_normal <= float(alpha) < inf
 
 

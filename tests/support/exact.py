@@ -1,6 +1,7 @@
 """NVFP4 by definition, in rational numbers: slow, short, and sharing nothing with the package.
 
-Values are ``fractions.Fraction``; rounding is a search over all codes for the nearest one, the even code on a tie.
+Values are ``fractions.Fraction``; rounding is a search over all codes for the nearest one, the even code on a
+tie.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
-from math import inf, isinf, isnan, nan
+from math import inf, isinf, isnan
 
 E2M1 = [Fraction(half, 2) for half in (0, 1, 2, 3, 4, 6, 8, 12)]
 #: Bytes 0x00..0x7E; 0x7F is NaN.
@@ -20,7 +21,7 @@ NAN_BYTE = 0x7F
 
 
 def nearest_index(value: Fraction, ascending: Sequence[Fraction]) -> int:
-    """Return the index of the member nearest to ``value``; on a tie the even index; beyond the end the last."""
+    """Return the index of the nearest member; on a tie the even index; beyond the end the last."""
     above = bisect_left(ascending, value)
     candidates = [index for index in (above - 1, above) if 0 <= index < len(ascending)]
     return min(candidates, key=lambda index: (abs(ascending[index] - value), index % 2))
@@ -89,8 +90,6 @@ def _code(x: float, multiplier: Fraction) -> int:
     return e2m1_code(Fraction(x) * multiplier, negative)
 
 
-def dequantize_block(byte: int, codes: Sequence[int]) -> list[Fraction] | list[float]:
-    """Return ``e2m1 * ue4m3`` of one block; all NaN if the byte is no legal scale."""
-    if byte >= NAN_BYTE:
-        return [nan] * len(codes)
+def dequantize_block(byte: int, codes: Sequence[int]) -> list[Fraction]:
+    """Return ``e2m1 * ue4m3`` of one block; the byte must be a legal scale."""
     return [e2m1_value(code) * UE4M3[byte] for code in codes]

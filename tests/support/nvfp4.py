@@ -59,9 +59,7 @@ def fresh_generator() -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def random_nvfp4_weight(
-    n: int, k: int, generator: torch.Generator, device: torch.device | str = "cpu"
-) -> Nvfp4Weight:
+def random_nvfp4_weight(n: int, k: int, generator: torch.Generator, device: torch.device | str = "cpu") -> Nvfp4Weight:
     """Return a weight of uniformly random codes and block scales from 2**-4 to 30, one in 16 of them zero."""
     packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=generator)
     linear = torch.randint(0x18, 0x60, (n, k // 16), dtype=torch.uint8, generator=generator)
@@ -78,7 +76,7 @@ def random_activation(
     generator: torch.Generator,
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """Return ``[m, k]`` normally distributed numbers whose rows differ in size by up to 2**6, as activations do."""
+    """Return ``[m, k]`` normal random numbers; rows differ in size by up to 2**6, as those of activations do."""
     row_size = torch.exp2(torch.rand(m, 1, generator=generator) * 6 - 3)
     return (torch.randn(m, k, generator=generator) * row_size).to(dtype).to(device)
 
@@ -99,10 +97,11 @@ def float32_gemm_bound(
 ) -> torch.Tensor:
     """Return how far a right kernel with float32 accumulators may be from ``reference.gemm(..., float64)``.
 
-    Takes the arguments of :func:`reference.gemm`. Let T be the sum of the products' magnitudes. Every product is
-    exact in float32 (12 bits), so the errors are:
+    Takes the arguments of :func:`reference.gemm`. Let T be the sum of the products' magnitudes. Every product
+    is exact in float32 (12 bits), so the errors are:
 
-    1. sums: K products in any order and grouping are at most 2 K additions (a split or a tile adds its part once more), each wrong by
+    1. sums: K products in any order and grouping are at most 2 K additions (a split or a tile adds its part
+    once more), each wrong by
        at most 2**-23 of a partial sum, and no partial sum exceeds T;
     2. the epilogue: alpha times the sum and plus the bias, 2**-24 each, doubled for an alpha that is itself a
        product;
@@ -114,7 +113,17 @@ def float32_gemm_bound(
 
     def exact(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, add: torch.Tensor | None) -> torch.Tensor:
         return reference.gemm(
-            a, b, a_scales, b_scales, scale, torch.float64, add, a_layout=a_layout, b_layout=b_layout, n=n, k=k
+            a,
+            b,
+            a_scales,
+            b_scales,
+            scale,
+            torch.float64,
+            add,
+            a_layout=a_layout,
+            b_layout=b_layout,
+            n=n,
+            k=k,
         )
 
     expected = exact(a_packed, b_packed, alpha, bias)
@@ -156,8 +165,9 @@ def assert_matches_oracle(out: torch.Tensor, expected: torch.Tensor, bound: torc
         excess = torch.where(wrong, error / allowed.clamp(min=1e-300), 0.0)
         where = _coordinate(int(excess.argmax()), got.shape)
         raise AssertionError(
-            f"{int(wrong.sum())} of {got.numel()} elements are out of bound; worst at {where}: got {float(got[where])!r}, "
-            f"expected {float(expected[where])!r}, error {float(error[where]):.3g}, bound {float(allowed[where]):.3g}"
+            f"{int(wrong.sum())} of {got.numel()} elements are out of bound; worst at {where}: "
+            f"got {float(got[where])!r}, expected {float(expected[where])!r}, "
+            f"error {float(error[where]):.3g}, bound {float(allowed[where]):.3g}"
         )
 
 
