@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections.abc import Callable
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang_sm120.backends.record import Capability, HostFacts
 from sglang_sm120.backends.table import FLASHINFER_NAMES
@@ -20,6 +21,8 @@ DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     "cutlass_dsl": ("nvidia-cutlass-dsl",),
 }
+T = TypeVar("T")
+
 NO_DEVICE = "no CUDA device"
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -102,10 +105,11 @@ def _driver_version() -> str | None:
 
 
 def _ask_torch(device: int | None, versions: dict[str, str], problems: dict[str, str]) -> tuple[Capability | None, str]:
-    torch = _import("torch", "torch", versions, problems)
+    torch = _import("torch", versions, problems)
     if torch is None:
         return None, NO_DEVICE
-    try:
+
+    def ask() -> tuple[Capability | None, str]:
         if torch.version.cuda is not None:
             versions["cuda"] = str(torch.version.cuda)
         number = torch.backends.cudnn.version()
@@ -115,9 +119,11 @@ def _ask_torch(device: int | None, versions: dict[str, str], problems: dict[str,
             return None, NO_DEVICE
         major, minor = torch.cuda.get_device_capability(device)
         return (int(major), int(minor)), str(torch.cuda.get_device_name(device))
-    except Exception as error:  # a driver that does not fit raises half a dozen different types
-        problems["torch"] = f"it cannot use the GPU: {_reason(error)}"
-        return None, NO_DEVICE
+
+    answer, problem = _attempt(ask)
+    if problem is not None:
+        problems["torch"] = f"it cannot use the GPU: {problem}"
+    return answer or (None, NO_DEVICE)
 
 
 def _ask_flashinfer(
@@ -126,33 +132,35 @@ def _ask_flashinfer(
     """Ask the installed FlashInfer which backends it admits here, and which CUDA toolkit it compiles with."""
     if capability is None or "flashinfer" not in versions:
         return {}
-    flashinfer = _import("flashinfer", "flashinfer", versions, problems)
+    flashinfer = _import("flashinfer", versions, problems)
     if flashinfer is None:
         return {}
     compute_capability = 10 * capability[0] + capability[1]
-    try:
-        toolkit = importlib.import_module("flashinfer.jit.cpp_ext").get_cuda_version()
+    toolkit, problem = _attempt(lambda: importlib.import_module("flashinfer.jit.cpp_ext").get_cuda_version())
+    if problem is not None:
+        problems["cuda_toolkit"] = problem
+    else:
         versions["cuda_toolkit"] = str(toolkit)
-    except Exception as error:
-        problems["cuda_toolkit"] = _reason(error)
+    support, problem = _attempt(
+        lambda: {n: bool(flashinfer.mm_fp4.is_backend_supported(n, compute_capability)) for n in FLASHINFER_NAMES}
+    )
+    if problem is not None:
+        problems["flashinfer"] = f"its mm_fp4 cannot be asked what it supports ({problem})"
+    return support or {}
+
+
+def _import(key: str, versions: dict[str, str], problems: dict[str, str]) -> Any | None:
+    """Import the package behind ``key``; one that is installed and broken becomes missing, with a problem."""
+    module, problem = _attempt(lambda: importlib.import_module(key))
+    if problem is not None and key in versions:
+        problems[key] = f"{versions.pop(key)} is installed, but importing it fails ({problem})"
+    return module
+
+
+def _attempt(ask: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Return the answer, or why there is none. Half-broken native packages raise any type of exception."""
     try:
-        asked = flashinfer.mm_fp4.is_backend_supported
-        return {name: bool(asked(name, compute_capability)) for name in FLASHINFER_NAMES}
-    except Exception as error:
-        problems["flashinfer"] = f"its mm_fp4 cannot be asked what it supports ({_reason(error)})"
-        return {}
-
-
-def _import(module: str, key: str, versions: dict[str, str], problems: dict[str, str]) -> Any | None:
-    """Import a package that may be broken in any way: native libraries fail with more than ImportError."""
-    try:
-        return importlib.import_module(module)
-    except Exception as error:
-        if key in versions:
-            problems[key] = f"installed ({versions.pop(key)}), but importing it fails: {_reason(error)}"
-        return None
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+        return ask(), None
+    except Exception as error:  # noqa: BLE001 - see above; the caller records the reason
+        first_line = str(error).strip().partition("\n")[0]
+        return None, f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__

@@ -81,7 +81,9 @@ def resolve(request: Request, facts: HostFacts) -> Decision:
         return Decision(None, origin, True, f"{value} is not a value of this package", warnings)
     # SGLang's own argument parser has let a value of the command line pass; nobody has looked at a variable.
     if origin == "command line" and not _is_ours_to_judge(record, facts):
-        return Decision(value, origin, True, "SGLang's own value, on a card that is not ours to judge", warnings)
+        return Decision(
+            None, origin, True, f"{value} is SGLang's own value, on a card that is not ours to judge", warnings
+        )
     judged = verdict(value, facts)
     if judged.status == "ok":
         return Decision(value, origin, True, "asked for by name", (*warnings, *judged.warnings), request.allow_unsafe)
@@ -175,8 +177,14 @@ def _asked(request: Request, facts: HostFacts) -> tuple[str, Origin, tuple[str, 
     return value, origin, tuple(warnings)
 
 
+def sglang_default(facts: HostFacts) -> str:
+    """Return what the installed SGLang's server arguments hold when the flag is not given."""
+    is_0_5_9 = facts.versions.get("sglang", "").startswith("0.5.9")
+    return "flashinfer_cutlass" if is_0_5_9 else AUTO
+
+
 def _hint(request: Request, facts: HostFacts) -> str:
-    if facts.versions.get("sglang", "").startswith("0.5.9") and request.server_value == "flashinfer_cutlass":
+    if request.server_value == sglang_default(facts) != AUTO:
         return f" (it is the default of SGLang 0.5.9; add {FLAG} auto to let a variable decide)"
     return ""
 
