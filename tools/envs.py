@@ -12,6 +12,7 @@ changed. ``SM120_DEV_CACHE`` moves the cache, ``TORCH_INDEX_URL`` chooses where 
 Nineteen SGLang releases would be nineteen copies of torch. Instead an environment is an empty venv whose one
 ``.pth`` file stacks shared layers: SGLang's own files, the transformers it pins, the tools, and a base with
 torch and everything else. A layer is built once; what was interrupted is built again, the rest is kept.
+The same file arms ``cpu_host.runtime``, so that SGLang imports in every process on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _layers(name: str) -> list[Path]:
     layers.append(_target_layer(base, f"transformers-{RELEASES[version]}"))
     if name == "dev":
         layers.append(_target_layer(base, "tools"))
-    return [*layers, _site_packages(base)]
+    return [*layers, _cpu_host_layer(), _site_packages(base)]
 
 
 def _base() -> Path:
@@ -136,6 +137,18 @@ def _target_layer(base: Path, name: str, packages: list[str] | None = None) -> P
     return _once(cache_dir() / "layers" / name, [w.encode() for w in wanted], build)
 
 
+def _cpu_host_layer() -> Path:
+    """A folder with nothing but a link to ``cpu_host``: the repository itself must not be importable, or its
+    ``sglang_sm120`` could stand in for the wheel that an environment is about."""
+    layer = cache_dir() / "layers" / "cpu_host"
+    layer.mkdir(parents=True, exist_ok=True)
+    link = layer / "cpu_host"
+    if not link.is_symlink() or link.readlink() != ROOT / "cpu_host":
+        link.unlink(missing_ok=True)
+        link.symlink_to(ROOT / "cpu_host")
+    return layer
+
+
 def _once(path: Path, inputs: Iterable[bytes], build: Callable[[Path], None]) -> Path:
     """Build ``path`` unless it is complete and was made from the same inputs."""
     digest = _digest(inputs)
@@ -154,7 +167,7 @@ def _thin_env(name: str, layers: list[Path]) -> Path:
 
     def build(path: Path) -> None:
         _run(f"{name}: creating", [sys.executable, "-m", "venv", "--without-pip", str(path)])
-        text = "".join(f"{layer}\n" for layer in layers)
+        text = "".join(f"{layer}\n" for layer in layers) + "import cpu_host.runtime; cpu_host.runtime.arm()\n"
         (_site_packages(path) / "sm120_layers.pth").write_text(text, encoding="utf-8")
         for script in (s for layer in layers for s in (layer / "bin").glob("*")):
             _adopt_script(script, path)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cpu_host_runtime import EVIDENCE_VARIABLE, MUTATION_VARIABLE, after_import, mutations
+from cpu_host.runtime import EVIDENCE_VARIABLE, MUTATION_VARIABLE, after_import, mutations
 
 _BACKEND = "sglang_sm120.backends.torch_reference"
 _RUNNER = "sglang.srt.model_executor.model_runner"

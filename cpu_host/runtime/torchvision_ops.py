@@ -7,7 +7,7 @@ SGLang imports torchvision for image models only; nothing here ever calls it.
 
 from __future__ import annotations
 
-from cpu_host_runtime import after_import
+from cpu_host.runtime import after_import
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _kept: list[object] = []  # a torch Library takes its definitions back when it is collected

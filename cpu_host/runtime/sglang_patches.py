@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from cpu_host_runtime import after_import
+from cpu_host.runtime import after_import
 
 _COMPRESSED_TENSORS = "sglang.srt.layers.quantization.compressed_tensors.compressed_tensors"
 

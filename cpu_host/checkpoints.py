@@ -1,0 +1,245 @@
+"""Tiny Qwen3 checkpoints in every NVFP4 flavour that SGLang reads, made on the spot in a second or two.
+
+The same :class:`Spec` gives the same bytes of weights on every machine. Weights are random but scaled so that
+each layer matters as much as the embedding and the logits spread by a few units; a mistake in one linear
+layer then moves log-probabilities by tenths, while bfloat16 noise moves them by hundredths.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from cpu_host import nvfp4
+
+Format = Literal[
+    "bf16", "modelopt", "modelopt-awq", "modelopt-w4a16", "compressed-tensors", "compressed-tensors-w4a16"
+]
+
+#: ModelOpt's names of its algorithms.
+_MODELOPT_ALGORITHM = {"modelopt": "NVFP4", "modelopt-awq": "NVFP4_AWQ", "modelopt-w4a16": "W4A16_NVFP4"}
+#: Largest activation that is not clipped.
+_INPUT_AMAX = 12.0
+#: What a shard's scales are multiplied by if the shards of a fused projection shall differ.
+_SHARD_FACTORS = {"q_proj": 1.0, "k_proj": 0.37, "v_proj": 1.9, "gate_proj": 0.61, "up_proj": 1.0}
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_TEXT = "the quick brown fox jumps over the lazy dog. hello world, this is a tiny tokenizer."
+_END = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to make.
+
+    Attributes:
+        format: how the linear layers are stored.
+        odd: hidden and intermediate sizes, and so N and K of the layers, that are multiples of 16 only.
+        different_scales: the shards of q/k/v and gate/up have their own global scales (weights and inputs).
+        bias: bias on the attention projections.
+        seed: other weights.
+    """
+
+    format: Format = "modelopt"
+    odd: bool = False
+    different_scales: bool = False
+    bias: bool = False
+    seed: int = 0
+
+    @property
+    def weight_only(self) -> bool:
+        return self.format.endswith("w4a16")
+
+
+def make(folder: Path, spec: Spec) -> Path:
+    """Write the checkpoint into ``folder`` (created) and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = _config(spec)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    if spec.format in _MODELOPT_ALGORITHM:
+        (folder / "hf_quant_config.json").write_text(json.dumps(_modelopt_config(spec), indent=2), encoding="utf-8")
+    _write_tokenizer(folder)
+    tensors: dict[str, Tensor] = {}
+    for name, weight in _weights(config, spec):
+        tensors.update(_stored(name, weight, spec))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def linear_names(spec: Spec) -> int:
+    """How many linear calls one forward makes: q/k/v and gate/up run fused."""
+    return 4 * _config(spec)["num_hidden_layers"]  # type: ignore[no-any-return]
+
+
+def _config(spec: Spec) -> dict[str, Any]:
+    hidden, intermediate, heads, kv_heads, head_dim = (144, 176, 3, 1, 48) if spec.odd else (128, 256, 4, 2, 32)
+    config: dict[str, Any] = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "torch_dtype": "bfloat16",
+        "vocab_size": 512,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 512,
+        "attention_bias": spec.bias,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    if spec.format.startswith("compressed-tensors"):
+        config["quantization_config"] = _compressed_tensors_config(spec)
+    return config
+
+
+def _modelopt_config(spec: Spec) -> dict[str, Any]:
+    quantization: dict[str, Any] = {
+        "quant_algo": _MODELOPT_ALGORITHM[spec.format],
+        "kv_cache_quant_algo": None,
+        "group_size": nvfp4.BLOCK,
+        "exclude_modules": ["lm_head"],
+    }
+    if spec.format == "modelopt-awq":
+        quantization |= {"has_zero_point": False, "pre_quant_scale": True}
+    return {"producer": {"name": "modelopt", "version": "0.40.0"}, "quantization": quantization}
+
+
+def _compressed_tensors_config(spec: Spec) -> dict[str, Any]:
+    arguments = {
+        "num_bits": 4,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "tensor_group",
+        "group_size": nvfp4.BLOCK,
+    }
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": {**arguments, "dynamic": False}}
+    group["input_activations"] = None if spec.weight_only else {**arguments, "dynamic": "local"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "nvfp4-pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
+def _weights(config: dict[str, Any], spec: Spec) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the unquantised model by name, float64, in a fixed order."""
+    generator = torch.Generator().manual_seed(spec.seed)
+
+    def normal(std: float, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
+
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_width, kv_width = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    widths = {"q_proj": q_width, "k_proj": kv_width, "v_proj": kv_width}
+
+    def linear(name: str, n: int, k: int) -> Iterator[tuple[str, Tensor]]:
+        # The shards of a fused projection also differ in size if their scales shall differ.
+        factor = _SHARD_FACTORS.get(name.rpartition(".")[2], 1.0) if spec.different_scales else 1.0
+        yield f"{name}.weight", normal(factor / math.sqrt(k), n, k)
+        if spec.bias and ".self_attn." in name:
+            yield f"{name}.bias", normal(0.3, n)
+
+    yield "model.embed_tokens.weight", normal(1.0, config["vocab_size"], hidden)
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        yield f"{layer}.input_layernorm.weight", 1.0 + normal(0.1, hidden)
+        for shard, width in widths.items():
+            yield from linear(f"{layer}.self_attn.{shard}", width, hidden)
+        yield from linear(f"{layer}.self_attn.o_proj", hidden, q_width)
+        yield f"{layer}.self_attn.q_norm.weight", 1.0 + normal(0.1, dim)
+        yield f"{layer}.self_attn.k_norm.weight", 1.0 + normal(0.1, dim)
+        yield f"{layer}.post_attention_layernorm.weight", 1.0 + normal(0.1, hidden)
+        yield from linear(f"{layer}.mlp.gate_proj", inner, hidden)
+        yield from linear(f"{layer}.mlp.up_proj", inner, hidden)
+        yield from linear(f"{layer}.mlp.down_proj", hidden, inner)
+    yield "model.norm.weight", 1.0 + normal(0.1, hidden)
+    yield "lm_head.weight", normal(2.0 / math.sqrt(hidden), config["vocab_size"], hidden)
+
+
+def _stored(name: str, weight: Tensor, spec: Spec) -> dict[str, Tensor]:
+    """The tensors that the checkpoint holds for one tensor of the model."""
+    module = name.removesuffix(".weight")
+    if spec.format == "bf16" or not module.endswith("_proj"):
+        return {name: weight.to(torch.bfloat16)}
+    extra: dict[str, Tensor] = {}
+    if spec.format == "modelopt-awq":
+        # Channels are scaled up in the weight by what the activation is scaled down by; powers of two would
+        # hide a forgotten pre-scale less well than they would hide a rounding, so these are neither.
+        pre_scale = _pre_quant_scale(weight.shape[1])
+        weight = weight / pre_scale.to(torch.float64)
+        extra[f"{module}.pre_quant_scale"] = pre_scale
+    encode = _weight_encode_scale(module, spec)
+    codes, scale_codes = nvfp4.quantize(weight, encode.item())
+    packed = nvfp4.pack(codes)
+    block_scales = scale_codes.to(torch.uint8).view(torch.float8_e4m3fn)
+    input_encode = _input_encode_scale(module, spec)
+    if spec.format.startswith("modelopt"):
+        extra |= {f"{module}.weight": packed, f"{module}.weight_scale": block_scales}
+        extra[f"{module}.weight_scale_2"] = 1 / encode
+        if not spec.weight_only:
+            extra[f"{module}.input_scale"] = 1 / input_encode
+    else:
+        extra |= {f"{module}.weight_packed": packed, f"{module}.weight_scale": block_scales}
+        extra[f"{module}.weight_global_scale"] = encode.reshape(1)
+        if not spec.weight_only:
+            extra[f"{module}.input_global_scale"] = input_encode.reshape(1)
+    return extra
+
+
+def _factor(module: str, spec: Spec) -> float:
+    return _SHARD_FACTORS.get(module.rpartition(".")[2], 1.0) if spec.different_scales else 1.0
+
+
+def _weight_encode_scale(module: str, spec: Spec) -> Tensor:
+    """The same for every layer but the differing shards; 6 standard deviations of K = 128 are not clipped."""
+    amax = 0.6 * _factor(module, spec)
+    return torch.tensor(nvfp4.E2M1_MAX * nvfp4.E4M3_MAX / amax, dtype=torch.float32)
+
+
+def _input_encode_scale(module: str, spec: Spec) -> Tensor:
+    amax = _INPUT_AMAX / _factor(module, spec)
+    return torch.tensor(nvfp4.E2M1_MAX * nvfp4.E4M3_MAX / amax, dtype=torch.float32)
+
+
+def _pre_quant_scale(k: int) -> Tensor:
+    """Between 0.7 and 1.4, the same for the shards of a fused projection as ModelOpt exports it."""
+    return (1.05 + 0.35 * torch.sin(torch.arange(k, dtype=torch.float64))).to(torch.bfloat16)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer, with settings that every supported transformers release reads."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=512, special_tokens=[_END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([_TEXT] * 50, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": _END,
+        "eos_token": _END,
+        "pad_token": _END,
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")

@@ -1,0 +1,85 @@
+"""The independent judge: the checkpoint in Hugging Face transformers, quantised layers computed in float64.
+
+Everything but the quantised linears is transformers' own code in bfloat16, the type that the server computes
+in, so that both round between layers alike. A quantised linear dequantises its weight, quantises and
+dequantises its input by the checkpoint's own scales, multiplies in float64, adds the bias and rounds once.
+q, k, v, gate and up stay separate layers with their own scales; nothing is imported from ``sglang_sm120``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from cpu_host import nvfp4
+
+
+class _QuantizedLinear(nn.Module):
+    """A linear layer read from the tensors that a checkpoint holds for it."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        if "weight_packed" in tensors:  # compressed-tensors stores encode scales
+            packed = tensors["weight_packed"]
+            encode = tensors["weight_global_scale"].item()
+            input_encode = tensors["input_global_scale"].item() if "input_global_scale" in tensors else None
+        else:  # ModelOpt stores decode scales; the runtime inverts the input's in float32
+            packed = tensors["weight"]
+            encode = 1.0 / tensors["weight_scale_2"].item()
+            input_encode = (1.0 / tensors["input_scale"]).item() if "input_scale" in tensors else None
+        scale_codes = tensors["weight_scale"].view(torch.uint8).to(torch.int64)
+        self.weight64 = nvfp4.dequantize(nvfp4.unpack(packed), scale_codes, encode)
+        self.input_encode = input_encode
+        self.pre_quant_scale = tensors.get("pre_quant_scale")
+        self.bias = tensors.get("bias")
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if self.pre_quant_scale is not None:
+            rows = rows * self.pre_quant_scale
+        values = rows.to(torch.float64)
+        if self.input_encode is not None:
+            values = nvfp4.dequantize(*nvfp4.quantize(values, self.input_encode), self.input_encode)
+        out = values @ self.weight64.T
+        if self.bias is not None:
+            out = out + self.bias.to(torch.float64)
+        return out.to(x.dtype).reshape(*x.shape[:-1], -1)
+
+
+def load(folder: Path) -> Qwen3ForCausalLM:
+    """Build the model of a checkpoint folder."""
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings.pop("quantization_config", None)  # or transformers would look for a quantizer of its own
+    config = Qwen3Config(**settings, attn_implementation="eager")
+    model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+    tensors = load_file(folder / "model.safetensors")
+    quantized = {name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")}
+    for module in quantized:
+        parts = {n.rpartition(".")[2]: t for n, t in tensors.items() if n.rpartition(".")[0] == module}
+        parent, _, leaf = module.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, _QuantizedLinear(parts))
+    plain = {n: t for n, t in tensors.items() if n.rpartition(".")[0] not in quantized}
+    missing, unexpected = model.load_state_dict(plain, strict=False)
+    if missing or unexpected:
+        raise ValueError(f"checkpoint does not fit the model: missing {missing}, unexpected {unexpected}")
+    return model
+
+
+@torch.no_grad()
+def log_probabilities(model: Qwen3ForCausalLM, tokens: Sequence[int]) -> Tensor:
+    """Log-probabilities of the whole vocabulary after each token, float64 ``[len(tokens), vocabulary]``."""
+    logits = model(input_ids=torch.tensor([list(tokens)])).logits[0]
+    return torch.log_softmax(logits.to(torch.float64), dim=-1)
+
+
+def token_log_probabilities(model: Qwen3ForCausalLM, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+    """Log-probability of each output token given the prompt and the output before it."""
+    table = log_probabilities(model, [*prompt, *output])
+    first = len(prompt) - 1
+    return [table[first + i, token].item() for i, token in enumerate(output)]

@@ -1,5 +1,0 @@
-"""Python imports this at start from ``PYTHONPATH``, in a server and in every process that it spawns."""
-
-import cpu_host_runtime
-
-cpu_host_runtime.arm()
