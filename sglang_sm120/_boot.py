@@ -74,7 +74,8 @@ _FINDER = _SglangFinder()
 def arm() -> None:
     """Wait for the first import of SGLang, unless ``SGLANG_SM120_DISABLE=1``. Calling it twice is harmless."""
     global _active
-    if os.environ.get("SGLANG_SM120_DISABLE") == "1":
+    # The words that env.disabled() takes for yes; importing env here would load modules.
+    if os.environ.get("SGLANG_SM120_DISABLE", "").strip().lower() in ("1", "true", "yes", "on"):
         return
     _active = True
     if "sglang" not in sys.modules and _FINDER not in sys.meta_path:
