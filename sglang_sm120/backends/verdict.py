@@ -92,10 +92,11 @@ def offered_values(native: set[str]) -> list[str]:
 
 def is_native(record: Backend, facts: HostFacts) -> bool:
     """Return whether the installed SGLang has the value itself; an unknown SGLang counts as a new one."""
-    if record.native_since is None:
-        return False
     installed = _parse(facts.versions.get("sglang", ""))
-    return installed is None or installed >= Version(record.native_since)
+    if record.native_since is None or installed is None:
+        return record.native_since is not None
+    removed = any(b.package == "sglang" and not holds(b, facts) for row in record.rows for b in row.requires)
+    return installed >= Version(record.native_since) and not removed
 
 
 def automatic_choice(facts: HostFacts) -> tuple[Verdict, str] | None:

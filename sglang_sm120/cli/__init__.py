@@ -1,0 +1,1 @@
+"""The command ``sglang-sm120``. The only room that prints."""

@@ -1,0 +1,82 @@
+"""Commands and exit codes of ``sglang-sm120``.
+
+Exit codes: 0 nothing stops a start; 1 ``doctor`` found something that does; 2 the command was misused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from sglang_sm120 import __version__
+from sglang_sm120.cli.redact import redacted
+
+app = typer.Typer(
+    name="sglang-sm120",
+    help="NVFP4 GEMM backends for SM12x GPUs in SGLang: what can run here, and whether the installation is sound.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON without names, paths or secrets of this machine.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Hold the options that come before a command."""
+
+
+@app.command()
+def backends(as_json: Json = False) -> None:
+    """List every value of --fp4-gemm-backend: can it run here, and if not, why and what helps."""
+    from sglang_sm120.cli.backends_report import backends_report
+    from sglang_sm120.cli.render import render_backends
+    from sglang_sm120.device import collect_facts
+
+    report = backends_report(collect_facts())
+    if as_json:
+        _print_json(report)
+    else:
+        render_backends(report)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Examine the installation. Exits with 1 if something that was found would stop a server."""
+    from sglang_sm120.cli.doctor_report import doctor_report
+    from sglang_sm120.cli.render import render_doctor
+    from sglang_sm120.cli.snapshot import take_snapshot
+
+    report = doctor_report(take_snapshot())
+    if as_json:
+        _print_json(report)
+    else:
+        render_doctor(report)
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def _print_json(report: dict[str, Any]) -> None:
+    typer.echo(json.dumps(redacted(report), indent=2, sort_keys=True))
+
+
+def main() -> None:
+    """Run the command line; the entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Take names, paths and secrets of this machine out of a report that will be pasted into an issue."""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import socket
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import sglang_sm120
+
+_SECRET = re.compile(
+    r"\b(?:hf|sk|ghp|gho|ghs|github_pat|glpat|xox[bp])[_-][\w-]{6,}"
+    r"|(?<=://)[^/\s@]+@"
+    r"|(?i:\b(?:token|password|secret|api[_-]?key)\b\s*[=:]\s*)\S+"
+)
+#: Names that many machines share. They identify nobody, and some are words of the report itself.
+_NOBODY = frozenset({"root", "nobody", "user", "admin", "ubuntu", "runner", "sglang", "localhost"})
+_ABSOLUTE_PATH = re.compile(r"(?<![\w.<>/~:])/(?:[^\s'\"<>:;,)/]+/)*[^\s'\"<>:;,)/]+/?")
+
+
+def redacted(value: Any) -> Any:
+    """Return a copy of JSON data in which every text is safe to publish. Keys are our own words and stay."""
+    if isinstance(value, dict):
+        return {key: redacted(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redacted(item) for item in value]
+    return _clean(value) if isinstance(value, str) else value
+
+
+def _clean(text: str) -> str:
+    for path, name in _known_places():
+        # At a path boundary only: /home/ann is no prefix of /home/anna.
+        text = re.sub(re.escape(path) + r"(?![\w.-])", name, text)
+    text = _ABSOLUTE_PATH.sub("<path>", text)
+    text = _SECRET.sub("<secret>", text)
+    for word, name in ((socket.gethostname(), "<host>"), (_user(), "<user>")):
+        if word and word not in _NOBODY:
+            text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", name, text)
+    return text
+
+
+def _known_places() -> list[tuple[str, str]]:
+    """Return folders that may be named, the innermost first."""
+    package = str(Path(sglang_sm120.__file__).parent)
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *_site_packages()}
+    places = [(package, "<package>"), *((folder, "<site-packages>") for folder in folders if folder)]
+    home = os.path.expanduser("~")
+    if home not in ("~", "/"):
+        places.append((home, "~"))
+    return sorted(places, key=lambda place: -len(place[0]))
+
+
+def _site_packages() -> list[str]:
+    # A virtual environment of old virtualenv replaces the site module with one that lacks this function.
+    return site.getsitepackages() if hasattr(site, "getsitepackages") else []
+
+
+def _user() -> str:
+    # The user's id may have no name in a container.
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or Path(os.path.expanduser("~")).name
