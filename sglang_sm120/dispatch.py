@@ -51,7 +51,8 @@ class Decision:
     """The backend that serves the dense FP4 layers of this process.
 
     ``explicit`` is true when the user named a backend: then no layer may fall back to another one.
-    ``backend`` is ``None`` when the choice is left to SGLang (another card, or ``SGLANG_SM120_AUTO=0``).
+    ``backend`` is ``None`` when the choice is left to SGLang (another card, ``SGLANG_SM120_AUTO=0``, or a value
+    of another plugin): then the package does nothing in this process.
     """
 
     backend: str | None
@@ -179,8 +180,8 @@ def _asked(request: Request, facts: HostFacts) -> tuple[str, Origin, tuple[str, 
 
 def sglang_default(facts: HostFacts) -> str:
     """Return what the installed SGLang's server arguments hold when the flag is not given."""
-    is_0_5_9 = facts.versions.get("sglang", "").startswith("0.5.9")
-    return "flashinfer_cutlass" if is_0_5_9 else AUTO
+    release = facts.versions.get("sglang", "").partition("+")[0].split(".")[:3]
+    return "flashinfer_cutlass" if release == ["0", "5", "9"] else AUTO
 
 
 def _hint(request: Request, facts: HostFacts) -> str:

@@ -23,7 +23,7 @@ class Source:
     """Where a statement comes from: an upstream thread, upstream code that was read, or a test of ours."""
 
     kind: Literal["issue", "code", "test"]
-    ref: str  # "flashinfer#2708" | "flashinfer 0.7.2 gemm/gemm_base.py" | "tests/core/test_reference.py"
+    ref: str  # "flashinfer#2708" | "flashinfer 0.7.2 gemm/gemm_base.py" | "tests/host/test_linear_methods.py"
 
 
 @dataclass(frozen=True)

@@ -266,7 +266,9 @@ _FLASHINFER_AUTO = Backend(
 )
 
 _JIT_RELEASES = Requirement(
-    "sglang", ">=0.5.10,<0.5.16", _code("sglang 0.5.10, 0.5.15 and 0.5.16 srt/layers/quantization/fp4_utils.py")
+    "sglang",
+    ">=0.5.10,<0.5.16",
+    _code("sglang 0.5.16 srt/layers/quantization/fp4_utils.py (there from 0.5.10 to 0.5.15)"),
 )
 _JIT_KERNELS = _code("sglang 0.5.14 jit_kernel/nvfp4.py")
 
@@ -324,7 +326,7 @@ _TORCH_REFERENCE = Backend(
     summary="The oracle in torch, exact and very slow; any device, CPU included, for bisection and tests",
     any_device=True,
     rows=tuple(
-        CapabilityRow(capability, Source("test", "tests/core/test_reference.py")) for capability in CAPABILITIES
+        CapabilityRow(capability, Source("test", "tests/host/test_linear_methods.py")) for capability in CAPABILITIES
     ),
     exact_fused_scales=True,
     quantizes_itself=True,
