@@ -1,0 +1,168 @@
+"""Time the NVFP4 GEMM for few tokens beside the fastest weight-only kernel and bf16.
+
+    python benchmarks/gemm.py --library build/sm120.so [--load-only-library ...] [--humming] [--json out.json]
+
+Every figure is the median over graph replays of a graph of many calls, each on its own weights, together far larger
+than L2. Modes: ``pdl`` launches each call as a programmatic dependent of the one in front, as the layers of a decoder
+do; ``plain`` launches fully serialised; ``independent`` spreads the calls over four streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SHAPES = [
+    (512, 7168), (1024, 7168), (1024, 4096), (4096, 1024), (2048, 4096), (4096, 4096), (8192, 4096), (24576, 4096),
+    (4096, 12288), (34816, 5120), (5120, 17408),
+]  # fmt: skip
+ROTATION_BYTES = 400 << 20
+MAX_ROTATION = 200
+
+
+def time_graph(call: Callable[[int], Any], calls: int, streams: int = 1, repeats: int = 15) -> float:
+    """Return microseconds per call: median over replays of one graph of ``calls`` calls."""
+    for i in range(min(calls, 3)):
+        call(i)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        if streams == 1:
+            for i in range(calls):
+                call(i)
+        else:
+            main = torch.cuda.current_stream()
+            side = [torch.cuda.Stream() for _ in range(streams)]
+            for index, stream in enumerate(side):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    for i in range(index, calls, streams):
+                        call(i)
+            for stream in side:
+                main.wait_stream(stream)
+    times = []
+    for repeat in range(repeats + 3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        if repeat >= 3:
+            times.append(start.elapsed_time(end) / calls * 1e3)
+    return statistics.median(times)
+
+
+def rotation(n: int, k: int) -> int:
+    """How many weights to rotate through."""
+    return max(2, min(MAX_ROTATION, -(-ROTATION_BYTES // (n * k * 9 // 16))))
+
+
+class Ours:
+    """The kernel under test with its rotated weights."""
+
+    def __init__(self, library: Any, m: int, n: int, k: int) -> None:
+        self.library, self.count = library, rotation(n, k)
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randint(0, 256, shape, device="cuda", dtype=torch.uint8)
+
+        def scales(rows: int) -> torch.Tensor:
+            size = -(-rows // 128) * -(-k // 64) * 512
+            return torch.randint(0x30, 0x40, (size,), device="cuda", dtype=torch.uint8)
+
+        self.weights = [(draw(n, k // 2), scales(n)) for _ in range(self.count)]
+        self.a, self.a_scale = draw(m, k // 2), scales(m)
+        self.alpha = torch.full((n,), 0.01, device="cuda")
+        self.out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+    def call(self, index: int, pdl: bool, cluster: int = 0, stages: int = 0) -> None:
+        weight, scale = self.weights[index % self.count]
+        self.library.nvfp4_gemm_skinny(
+            self.a, self.a_scale, weight, scale, self.alpha, None, self.out, pdl, cluster, stages
+        )
+
+    def time(self, mode: str, cluster: int = 0, stages: int = 0) -> float:
+        """Microseconds per call in a launch mode."""
+        streams = 4 if mode == "independent" else 1
+        return time_graph(lambda i: self.call(i, mode == "pdl", cluster, stages), self.count, streams)
+
+
+def humming_layers(n: int, k: int) -> list[Any]:
+    """Copies of one humming NVFP4 layer, enough to rotate beyond L2."""
+    from humming.layer import HummingLayer  # type: ignore[import-not-found]
+
+    config = {"dtype": "float4e2m1", "scale_dtype": "float8e4m3", "group_size": 16, "scale_2_type": "tensor"}
+    layer = HummingLayer(shape_n=n, shape_k=k, weight_config=config, torch_dtype=torch.bfloat16).cuda()
+    layer.load_from_unquantized(torch.randn(n, k, device="cuda", dtype=torch.bfloat16))
+    layer.transform()
+    return [layer] + [copy.deepcopy(layer) for _ in range(rotation(n, k) - 1)]
+
+
+def read_bandwidth() -> float:
+    """Measured read bandwidth in TB/s: the sum of 4 GiB of int64."""
+    data = torch.ones(1 << 29, device="cuda", dtype=torch.int64)
+    microseconds = time_graph(lambda _: data.sum(), 3)
+    return data.numel() * 8 / microseconds * 1e-6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--load-only-library", help="the same built with -DSM120_LOAD_PATH_ONLY")
+    parser.add_argument("--humming", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--sweep", action="store_true", help="also every cluster and stage count")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    import tvm_ffi
+
+    library = tvm_ffi.load_module(args.library)
+    load_only = tvm_ffi.load_module(args.load_only_library) if args.load_only_library else None
+    rows = []
+    header = {"card": torch.cuda.get_device_name(), "read_TBps": read_bandwidth()}
+    print(json.dumps(header), flush=True)
+    for n, k in SHAPES[: args.shapes]:
+        layers = humming_layers(n, k) if args.humming else []
+        for m in args.tokens:
+            row: dict[str, Any] = {"M": m, "N": n, "K": k, "MB": n * k * 9 / 16 * 1e-6}
+            ours = Ours(library, m, n, k)
+            row["config"] = str(library.nvfp4_gemm_skinny_config(m, n, k))
+            for mode in ("pdl", "plain", "independent"):
+                row[mode] = ours.time(mode)
+            if load_only is not None:
+                ours.library = load_only
+                row["load_path_pdl"] = ours.time("pdl")
+                ours.library = library
+            if args.sweep:
+                for cluster in (1, 2, 4, 8):
+                    for stages in (2, 4):
+                        pair = [round(ours.time(mode, cluster, stages), 2) for mode in ("pdl", "plain")]
+                        row[f"c{cluster}s{stages}"] = pair
+            del ours
+            x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+            if layers:
+                row["humming"] = time_graph(lambda i: layers[i % len(layers)](x), len(layers))  # noqa: B023
+            if args.bf16:
+                count = max(2, min(16, (ROTATION_BYTES * 2) // (2 * n * k)))
+                dense = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+                row["bf16"] = time_graph(lambda i: x @ dense[i % count].T, count)  # noqa: B023
+                del dense
+            rows.append(row)
+            shown = {key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}
+            print(json.dumps(shown), flush=True)
+        del layers
+    if args.json:
+        args.json.write_text(json.dumps({**header, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+// The only file that knows apache-tvm-ffi: checks tensors, finds the stream, calls a launcher. A message
+// names the argument, its value and the remedy; the Python side turns it into the package's own error types.
+#include <cuda_runtime_api.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+#include <tvm/ffi/string.h>
+
+#include <string>
+
+#include "../gemm_skinny/launch.h"
+
+namespace sm120 {
+namespace {
+
+using tvm::ffi::Optional;
+using tvm::ffi::String;
+using tvm::ffi::TensorView;
+
+#define SM120_REQUIRE(condition, remedy)                     \
+  do {                                                       \
+    if (!(condition)) TVM_FFI_THROW(ValueError) << (remedy); \
+  } while (0)
+
+void check_cuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // leave no sticky-looking error behind for the next caller
+  TVM_FFI_THROW(RuntimeError) << what << " failed: " << cudaGetErrorName(error) << ", "
+                              << cudaGetErrorString(error);
+}
+
+/// Makes the tensors' device current for one call.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+    if (device != previous_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+    changed_ = device != previous_;
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+bool is_dtype(const TensorView& t, int code, int bits) {
+  return t.dtype().code == code && t.dtype().bits == bits && t.dtype().lanes == 1;
+}
+
+bool is_byte(const TensorView& t) {
+  return is_dtype(t, kDLUInt, 8) || is_dtype(t, kDLFloat8_e4m3fn, 8);
+}
+
+bool is_dense(const TensorView& t) {
+  int64_t expected = 1;
+  for (int i = t.ndim() - 1; i >= 0; --i) {
+    if (t.size(i) != 1 && t.stride(i) != expected) return false;
+    expected *= t.size(i);
+  }
+  return true;
+}
+
+int64_t numel(const TensorView& t) {
+  int64_t count = 1;
+  for (int i = 0; i < t.ndim(); ++i) count *= t.size(i);
+  return count;
+}
+
+bool aligned(const TensorView& t, uintptr_t bytes) {
+  return reinterpret_cast<uintptr_t>(t.data_ptr()) % bytes == 0;
+}
+
+int64_t row_stride(const TensorView& t) {
+  return t.size(0) > 1 ? t.stride(0) : t.size(1);
+}
+
+/// Bytes of a 128x4 scale buffer for `rows` rows and inner dimension `k`.
+int64_t scale_bytes(int64_t rows, int64_t k) {
+  return (rows + 127) / 128 * ((k + 63) / 64) * 512;
+}
+
+void check_operand(const TensorView& t, const char* what, int64_t k, int stride_multiple) {
+  SM120_REQUIRE(t.ndim() == 2 && is_dtype(t, kDLUInt, 8), std::string(what) + " must be uint8 [rows, K/2]");
+  SM120_REQUIRE(t.size(1) == k / 2 && (t.size(1) == 1 || t.stride(1) == 1),
+                std::string(what) + " must have K/2 adjacent bytes a row, the same K as the other operand");
+  SM120_REQUIRE(
+      row_stride(t) % stride_multiple == 0 && aligned(t, stride_multiple),
+      std::string(what) + " rows must start at multiples of " + std::to_string(stride_multiple) + " bytes");
+}
+
+void check_scales(const TensorView& t, const char* what, int64_t rows, int64_t k) {
+  SM120_REQUIRE(is_byte(t) && is_dense(t) && numel(t) >= scale_bytes(rows, k) && aligned(t, 16),
+                std::string(what) +
+                    " must be a contiguous, 16-byte aligned uint8 or float8_e4m3fn buffer in the 128x4 "
+                    "order, padded to 128 rows and 4 columns");
+}
+
+skinny::Params make_params(const TensorView& a, const TensorView& a_scale, const TensorView& b,
+                           const TensorView& b_scale, const TensorView& alpha,
+                           const Optional<TensorView>& bias, const TensorView& out) {
+  const int64_t k = a.ndim() == 2 ? 2 * a.size(1) : 0;
+  SM120_REQUIRE(k > 0 && k % skinny::kBlock == 0 && k < (int64_t{1} << 30),
+                "K must be a positive multiple of 16");
+  check_operand(a, "a", k, 4);
+  check_operand(b, "b", k, 16);
+  const int64_t m = a.size(0);
+  const int64_t n = b.size(0);
+  SM120_REQUIRE(m <= skinny::kMaxTokens, "M must be at most 64 for this kernel");
+  SM120_REQUIRE(n % 8 == 0 && n < (int64_t{1} << 30), "N must be a multiple of 8");
+  check_scales(a_scale, "a_scale", m, k);
+  check_scales(b_scale, "b_scale", n, k);
+  const bool bf16 = is_dtype(out, kDLBfloat, 16);
+  SM120_REQUIRE(bf16 || is_dtype(out, kDLFloat, 16), "out must be bfloat16 or float16");
+  SM120_REQUIRE(out.ndim() == 2 && out.size(0) == m && out.size(1) == n && (n <= 1 || out.stride(1) == 1) &&
+                    row_stride(out) % 2 == 0 && aligned(out, 4),
+                "out must be [M, N] with adjacent columns, even row stride and 4-byte alignment");
+  SM120_REQUIRE(is_dtype(alpha, kDLFloat, 32) && is_dense(alpha) && (numel(alpha) == 1 || numel(alpha) == n),
+                "alpha must be float32, one value or N contiguous ones");
+  skinny::Params p = {};
+  if (bias.has_value()) {
+    const TensorView& values = bias.value();
+    SM120_REQUIRE(values.dtype().code == out.dtype().code && values.dtype().bits == 16 && is_dense(values) &&
+                      numel(values) == n && aligned(values, 4),
+                  "bias must be N contiguous values of out's dtype, 4-byte aligned");
+    p.bias = values.data_ptr();
+  }
+  p.activations = static_cast<const uint8_t*>(a.data_ptr());
+  p.activation_scales = static_cast<const uint8_t*>(a_scale.data_ptr());
+  p.weights = static_cast<const uint8_t*>(b.data_ptr());
+  p.weight_scales = static_cast<const uint8_t*>(b_scale.data_ptr());
+  p.alpha = static_cast<const float*>(alpha.data_ptr());
+  p.out = out.data_ptr();
+  p.activation_stride = row_stride(a);
+  p.weight_stride = row_stride(b);
+  p.out_stride = row_stride(out);
+  p.m = static_cast<int>(m);
+  p.n = static_cast<int>(n);
+  p.k = static_cast<int>(k);
+  p.alpha_per_column = numel(alpha) == n && n > 1;
+  p.output_type = bf16 ? skinny::OutputType::kBfloat16 : skinny::OutputType::kFloat16;
+  return p;
+}
+
+/// out = alpha * a @ b.T + bias for at most 64 rows of a. `cluster` and `stages` 0 mean the kernel's own
+/// choice; other values are for measurements.
+void nvfp4_gemm_skinny(TensorView a, TensorView a_scale, TensorView b, TensorView b_scale, TensorView alpha,
+                       Optional<TensorView> bias, TensorView out, bool dependent_launch, int64_t cluster,
+                       int64_t stages) {
+  const DLDevice device = out.device();
+  SM120_REQUIRE(device.device_type == kDLCUDA, "all tensors must be on a CUDA device");
+  for (const TensorView& t : {a, a_scale, b, b_scale, alpha}) {
+    SM120_REQUIRE(t.device().device_type == kDLCUDA && t.device().device_id == device.device_id,
+                  "all tensors must be on the device of out");
+  }
+  const skinny::Params params = make_params(a, a_scale, b, b_scale, alpha, bias, out);
+  const DeviceGuard guard(device.device_id);
+  skinny::Device facts = {};
+  check_cuda(skinny::current_device(&facts), "reading the device's properties");
+  skinny::Config config =
+      skinny::choose_config(params.m, params.n, params.k, facts.sm_count, facts.max_cluster);
+  if (cluster > 0) config.cluster = static_cast<int>(cluster);
+  if (stages > 0) config.stages = static_cast<int>(stages);
+  const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  check_cuda(skinny::launch_gemm(params, config, dependent_launch, stream), "launching the NVFP4 GEMM");
+}
+
+/// "cluster C, stages S, token tiles T" that a call on the current device would use.
+String nvfp4_gemm_skinny_config(int64_t m, int64_t n, int64_t k) {
+  skinny::Device facts = {};
+  check_cuda(skinny::current_device(&facts), "reading the device's properties");
+  const skinny::Config c = skinny::choose_config(static_cast<int>(m), static_cast<int>(n),
+                                                 static_cast<int>(k), facts.sm_count, facts.max_cluster);
+  return "cluster " + std::to_string(c.cluster) + ", stages " + std::to_string(c.stages) + ", token tiles " +
+         std::to_string(c.token_tiles);
+}
+
+}  // namespace
+}  // namespace sm120
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_gemm_skinny, sm120::nvfp4_gemm_skinny);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_gemm_skinny_config, sm120::nvfp4_gemm_skinny_config);

@@ -1,0 +1,157 @@
+// One function per instruction that csrc/ptx wraps.
+#include <algorithm>
+#include <cstring>
+
+#include "mma_model.h"
+#include "state.h"
+
+namespace emu {
+
+int thread_index() {
+  return self().index;
+}
+int block_index() {
+  return own_cta().block;
+}
+uint32_t cluster_rank() {
+  return static_cast<uint32_t>(self().cta);
+}
+uint32_t cluster_size() {
+  return static_cast<uint32_t>(machine->shape.cluster);
+}
+uint32_t dynamic_shared_base() {
+  return 0;
+}
+
+void sync_warp() {
+  meet(own_warp().barrier, true);
+}
+void sync_block() {
+  meet(own_cta().barrier, true);
+}
+
+void cluster_arrive() {
+  Thread& thread = self();
+  if (thread.cluster_arrived) fail("cluster arrive twice without a wait");
+  thread.cluster_arrived = true;
+  thread.cluster_generation = arrive(machine->cluster, thread, true);
+  ++thread.clock[machine->running];  // what follows the arrive is not published by it
+}
+
+void cluster_wait() {
+  Thread& thread = self();
+  if (!thread.cluster_arrived) fail("cluster wait without an arrive");
+  wait(machine->cluster, thread.cluster_generation, thread, true);
+  thread.cluster_arrived = false;
+}
+
+void launch_dependents() {
+  self().dependents_launched = true;
+}
+void wait_for_dependencies() {
+  self().dependencies_done = true;
+}
+
+void load_shared(uint32_t address, void* value, int bytes) {
+  maybe_yield();
+  check_read(own_cta(), address, bytes);
+  std::memcpy(value, &own_cta().shared[address], bytes);
+}
+
+static void store_to(Cta& cta, uint32_t address, const void* value, int bytes) {
+  check_write(cta, address, bytes);
+  record_write(cta, address, bytes);
+  std::memcpy(&cta.shared[address], value, bytes);
+}
+
+void store_shared(uint32_t address, const void* value, int bytes) {
+  maybe_yield();
+  store_to(own_cta(), address, value, bytes);
+}
+
+void store_cluster(uint32_t address, uint32_t rank, const void* value, int bytes) {
+  maybe_yield();
+  if (rank >= cluster_size()) fail("remote store to a rank outside the cluster");
+  Cta& target = machine->ctas[rank];
+  const int first = static_cast<int>(rank) * machine->shape.threads;
+  const auto& clock = self().clock;
+  if (std::all_of(clock.begin() + first, clock.begin() + first + machine->shape.threads,
+                  [](auto c) { return c == 0; })) {
+    fail("remote store to a CTA that may not have started");
+  }
+  if (target.live == 0) fail("remote store to a CTA that has exited");
+  store_to(target, address, value, bytes);
+}
+
+void load_global(const void* address, void* value, int bytes) {
+  maybe_yield();
+  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) fail("misaligned global load");
+  check_global_read(address, bytes, "load");
+  std::memcpy(value, address, bytes);
+}
+
+void store_global(void* address, const void* value, int bytes) {
+  maybe_yield();
+  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) fail("misaligned global store");
+  Region& region = find_region(address, bytes, "store");
+  if (region.kind != RegionKind::kOutput) fail("store to '" + region.name + "', which is no output");
+  if (!self().dependencies_done) fail("store to '" + region.name + "' before griddepcontrol.wait");
+  const auto offset = static_cast<const unsigned char*>(address) - region.begin;
+  for (int i = 0; i < bytes; ++i) {
+    if ((*region.written)[offset + i]) fail("'" + region.name + "' is written twice");
+    (*region.written)[offset + i] = true;
+  }
+  std::memcpy(address, value, bytes);
+}
+
+void cp_async_16(uint32_t shared_address, const void* source, int bytes) {
+  maybe_yield();
+  Cta& cta = own_cta();
+  if (bytes < 0 || bytes > 16) fail("cp.async with a source size outside 0..16");
+  if (reinterpret_cast<uintptr_t>(source) % 16 != 0) fail("misaligned cp.async source");
+  if (bytes > 0) check_global_read(source, bytes, "cp.async");
+  check_write(cta, shared_address, 16);
+  for (uint32_t i = shared_address / 4; i < shared_address / 4 + 4; ++i) cta.cells[i].in_flight = true;
+  std::memset(&cta.shared[shared_address], 0xFF, 16);
+  self().open.push_back({shared_address, static_cast<const unsigned char*>(source), bytes});
+}
+
+void cp_async_commit() {
+  self().groups.push_back(std::move(self().open));
+  self().open.clear();
+}
+
+void cp_async_wait(int pending) {
+  Thread& thread = self();
+  while (static_cast<int>(thread.groups.size()) > pending) {
+    for (const Copy& copy : thread.groups.front()) land(copy);
+    thread.groups.pop_front();
+  }
+  maybe_yield();
+}
+
+void ldmatrix(uint32_t* registers, int matrices, uint32_t row_address) {
+  const auto* addresses = exchange(&row_address, 1);
+  const int lane = self().index % kWarp;
+  for (int i = 0; i < matrices; ++i) {
+    const uint32_t row = addresses[8 * i + lane / 4][0];
+    if (row % 16 != 0) fail("misaligned ldmatrix row");
+    check_read(own_cta(), row + 4 * (lane % 4), 4);
+    std::memcpy(&registers[i], &own_cta().shared[row + 4 * (lane % 4)], 4);
+  }
+}
+
+// Each lane computes its own four results of the 16x8 tile from every lane's registers.
+void mma_nvfp4(float* d, const uint32_t* a, const uint32_t* b, uint32_t scale_a, uint32_t scale_b,
+               int select_a, int select_b) {
+  const uint32_t mine[kMmaWords] = {a[0], a[1], a[2], a[3], b[0], b[1], scale_a, scale_b};
+  const auto* lanes = exchange(mine, kMmaWords);
+  for (int i = 0; i < 4; ++i) {
+    const MmaElement element =
+        mma_element(lanes[0], kPayloadWords, select_a, select_b, self().index % kWarp, i);
+    if (element.illegal) fail("ue4m3 scale with its top bit set");
+    d[i] = static_cast<float>(static_cast<double>(d[i]) + element.sum);
+  }
+}
+
+}  // namespace emu

@@ -1,0 +1,91 @@
+// Plain loads and stores. Shared memory is addressed by its 32-bit offset, as ldmatrix and cp.async want it.
+// Activations are read with ld.global, never ld.global.nc: the kernel in front may still write them while
+// this one has already started.
+#pragma once
+
+#include "target.cuh"
+
+namespace sm120::ptx {
+
+struct Float2 {
+  float x, y;
+};
+struct Word2 {
+  uint32_t x, y;
+};
+
+/// Start of the CTA's dynamic shared memory, aligned to 128 bytes.
+DEVICE_FN uint32_t dynamic_shared_base() {
+#if defined(SM120_EMULATED)
+  return emu::dynamic_shared_base();
+#elif defined(__CUDA_ARCH__)
+  extern __shared__ __align__(128) unsigned char dynamic_shared[];
+  return static_cast<uint32_t>(__cvta_generic_to_shared(dynamic_shared));
+#else
+  return 0;
+#endif
+}
+
+DEVICE_FN Word2 load_shared_u32x2(uint32_t address) {
+  Word2 value;
+#if defined(SM120_EMULATED)
+  emu::load_shared(address, &value, sizeof(value));
+#else
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(value.x), "=r"(value.y) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
+DEVICE_FN Float2 load_shared_f32x2(uint32_t address) {
+  Float2 value;
+#if defined(SM120_EMULATED)
+  emu::load_shared(address, &value, sizeof(value));
+#else
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
+DEVICE_FN void store_shared_f32(uint32_t address, float value) {
+#if defined(SM120_EMULATED)
+  emu::store_shared(address, &value, sizeof(value));
+#else
+  asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(address), "f"(value) : "memory");
+#endif
+}
+
+/// 32-bit load, or 0 without touching memory.
+DEVICE_FN uint32_t load_global_u32_if(bool wanted, const void* address) {
+#if defined(SM120_EMULATED)
+  uint32_t value = 0;
+  if (wanted) emu::load_global(address, &value, sizeof(value));
+  return value;
+#else
+  uint32_t value = 0;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u32 %0, [%1]; }"
+               : "+r"(value)
+               : "l"(address), "r"(static_cast<uint32_t>(wanted))
+               : "memory");
+  return value;
+#endif
+}
+
+DEVICE_FN float load_global_f32(const float* address) {
+  float value;
+#if defined(SM120_EMULATED)
+  emu::load_global(address, &value, sizeof(value));
+#else
+  asm volatile("ld.global.f32 %0, [%1];\n" : "=f"(value) : "l"(address) : "memory");
+#endif
+  return value;
+}
+
+DEVICE_FN void store_global_u32(void* address, uint32_t value) {
+#if defined(SM120_EMULATED)
+  emu::store_global(address, &value, sizeof(value));
+#else
+  asm volatile("st.global.u32 [%0], %1;\n" ::"l"(address), "r"(value) : "memory");
+#endif
+}
+
+}  // namespace sm120::ptx

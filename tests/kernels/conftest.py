@@ -1,0 +1,29 @@
+"""Fixtures of the kernel tests."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import emulated  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def build_folder() -> Path:
+    """Folder for compiled test programs, kept between runs; file names are hashes of what they were made from."""
+    folder = Path(tempfile.gettempdir()) / "sglang-sm120-emulated"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def emulated_gemm(build_folder: Path) -> Path:
+    """The skinny GEMM compiled for the CPU with address and undefined-behaviour sanitizers."""
+    if emulated.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return emulated.build("tests/kernels/emulated_gemm.cc", build_folder)

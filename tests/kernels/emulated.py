@@ -1,0 +1,102 @@
+"""Compile the kernels for the CPU and run them in the emulated thread block."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from problem import Problem, swizzle
+
+ROOT = Path(__file__).resolve().parents[2]
+EMULATION = ("machine.cc", "memory.cc", "instructions.cc", "mma_model.cc", "formats.cc")
+FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "-g1",
+    "-ffp-contract=off",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-pragmas",
+)
+#: Exit status with which the emulation reports a broken rule.
+EMULATION_REFUSED = 3
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler to use, or None."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def _compiled(arguments: list[str], sources: list[Path], root: Path, folder: Path, suffix: str) -> Path:
+    """Run the compiler unless the folder holds the result for exactly these sources and arguments."""
+    digest = hashlib.sha256(" ".join((*FLAGS, suffix)).encode())
+    for file in sources:
+        digest.update(str(file.relative_to(root)).encode())
+        digest.update(file.read_bytes())
+    target = folder / f"{sources[0].stem}-{digest.hexdigest()[:24]}{suffix}"
+    if not target.exists():
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=suffix, delete=False) as scratch:
+            pass
+        command = [str(compiler()), *FLAGS, f"-I{root / 'csrc'}", *arguments, "-o", scratch.name]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        os.replace(scratch.name, target)
+    return target
+
+
+def build(main: str, folder: Path, root: Path = ROOT) -> Path:
+    """Compile ``main`` with the kernels of ``root`` and link it with the emulation."""
+    csrc = root / "csrc"
+    strict = ["-Werror"] if root == ROOT else []  # a mutation may leave a variable unused
+    emulation_headers = sorted((csrc / "emulation").glob("*.h"))
+    headers = sorted(p for p in csrc.rglob("*") if p.suffix in {".h", ".cuh"})
+    objects = [
+        _compiled([*strict, "-c", str(csrc / "emulation" / name)], [csrc / "emulation" / name, *emulation_headers], root, folder, ".o")
+        for name in EMULATION
+    ]
+    objects.append(_compiled([*strict, "-c", str(root / main)], [root / main, *headers], root, folder, ".o"))
+    linked = hashlib.sha256("".join(o.name for o in objects).encode()).hexdigest()[:24]
+    target = folder / f"{Path(main).stem}-{linked}"
+    if not target.exists():
+        scratch = folder / f"{target.name}.{os.getpid()}"
+        subprocess.run([str(compiler()), *FLAGS, *map(str, objects), "-o", str(scratch)], check=True)
+        os.replace(scratch, target)
+    return target
+
+
+def _buffer(tensor: torch.Tensor | None) -> bytes:
+    data = b"" if tensor is None else tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return struct.pack("<q", len(data)) + data
+
+
+def run_gemm(
+    binary: Path, problem: Problem, folder: Path, *, cluster: int = 1, stages: int = 2, seed: int = 0
+) -> subprocess.CompletedProcess[str] | torch.Tensor:
+    """Return the kernel's output, or the finished process if it did not end well. Outputs start poisoned with NaN."""
+    m, n, k = problem.shape
+    tiles = next(t for t in (1, 2, 4, 8) if m <= 8 * t)
+    poison = torch.full((m, n), float("nan"), dtype=problem.out_type)
+    numbers = (
+        m, n, k, k // 2, problem.weight_stride, n, int(problem.alpha.numel() > 1),
+        int(problem.out_type == torch.float16), cluster, stages, tiles, seed,
+    )  # fmt: skip
+    tensors = (
+        problem.x_packed(), swizzle(problem.x_scales), problem.w_packed(), swizzle(problem.w_scales),
+        problem.alpha.float(), problem.bias, poison,
+    )  # fmt: skip
+    source, sink = folder / "problem.bin", folder / "out.bin"
+    source.write_bytes(struct.pack("<12q", *numbers) + b"".join(_buffer(t) for t in tensors))
+    sink.unlink(missing_ok=True)
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=0:detect_leaks=0"}
+    done = subprocess.run([str(binary), str(source), str(sink)], capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        return done
+    return torch.frombuffer(bytearray(sink.read_bytes()), dtype=problem.out_type).view(m, n)
