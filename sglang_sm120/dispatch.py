@@ -19,7 +19,9 @@ FLAG = "--fp4-gemm-backend"
 
 logger = logging.getLogger("sglang_sm120.dispatch")
 
-_ARGUMENTS: dict[Origin, str] = {
+#: Where a value may come from, the strongest first, and what the user writes there. A tuning table will rank
+#: just before the default.
+PRECEDENCE: dict[Origin, str] = {
     "command line": FLAG,
     "environment": env.FP4_GEMM_BACKEND,
     "deprecated variable": env.DEPRECATED_BACKEND,
@@ -88,7 +90,7 @@ def resolve(request: Request, facts: HostFacts) -> Decision:
     judged = verdict(value, facts)
     if judged.status == "ok":
         return Decision(value, origin, True, "asked for by name", (*warnings, *judged.warnings), request.allow_unsafe)
-    text = _refusal(_ARGUMENTS[origin], judged, facts)
+    text = _refusal(PRECEDENCE[origin], judged, facts)
     if not request.allow_unsafe:
         raise UnsupportedError(text)
     return Decision(value, origin, True, f"forced by {env.ALLOW_UNSAFE}", (*warnings, text), True)
@@ -144,7 +146,7 @@ def layer_backend(
             "Layer %s is served by %s, which is much slower than %s: %s.", name, substitute, record.value, why
         )
         return substitute
-    argument = _ARGUMENTS[decision.origin]
+    argument = PRECEDENCE[decision.origin]
     remedy = f"{why} (layer {name}); use {FLAG} {_substitute(facts, exact=fused_scales_differ)} or auto instead"
     text = bad_value(argument, record.value, f"{remedy}, or set {env.ALLOW_UNSAFE}=1 to go on all the same")
     if decision.allow_unsafe:
@@ -155,18 +157,17 @@ def layer_backend(
 
 def _asked(request: Request, facts: HostFacts) -> tuple[str, Origin, tuple[str, ...]]:
     """Return the value that counts, where it comes from, and warnings about what it overrides."""
-    given: list[tuple[str, Origin]] = []
-    if request.server_value != AUTO:
-        given.append((request.server_value, "command line"))
-    if request.env_value is not None:
-        given.append((request.env_value, "environment"))
-    if request.deprecated_value is not None:
-        given.append((request.deprecated_value, "deprecated variable"))
+    sources: dict[Origin, str | None] = {
+        "command line": None if request.server_value == AUTO else request.server_value,
+        "environment": request.env_value,
+        "deprecated variable": request.deprecated_value,
+    }
+    given = [(value, origin) for origin in PRECEDENCE if (value := sources.get(origin)) is not None]
     if not given:
         return AUTO, "default", ()
     (value, origin), *overridden = given
     warnings = [
-        f"{_ARGUMENTS[loser]}={other!r} is ignored: {_ARGUMENTS[origin]}={value!r} comes first{_hint(request, facts)}."
+        f"{PRECEDENCE[loser]}={other!r} is ignored: {PRECEDENCE[origin]}={value!r} comes first{_hint(request, facts)}."
         for other, loser in overridden
         if other != value
     ]
@@ -216,7 +217,7 @@ def _resolve_auto(request: Request, facts: HostFacts, origin: Origin, warnings: 
         return Decision(judged.backend, origin, False, reason, (*warnings, *judged.warnings), request.allow_unsafe)
     refusals = [verdict(value, facts) for value in dict.fromkeys(p.value for p in AUTO_ORDER)]
     text = bad_value(
-        _ARGUMENTS[origin],
+        PRECEDENCE[origin],
         AUTO,
         f"no backend that auto may take runs here ({'; '.join(f'{v.backend} {v.reason}' for v in refusals)}); "
         f"{refusals[0].remedy}, or name another value: {_others(facts)}",

@@ -110,15 +110,15 @@ _DSL_FOR_121 = Requirement("cutlass_dsl", ">=4.5", _issue("vllm#40082"))
 
 
 def _flashinfer_rows(
-    capabilities: tuple[Capability, ...], *requires: Requirement, shape: ShapeRule | None = _MULTIPLE_OF_32
+    capabilities: tuple[Capability, ...], *requires: Requirement, floor: Requirement = _FLASHINFER
 ) -> tuple[CapabilityRow, ...]:
     """Rows of a FlashInfer backend that needs the same on each capability, plus nvcc for SM12x."""
     return tuple(
         CapabilityRow(
             capability,
             _GEMM,
-            requires=(_FLASHINFER, *([_NVCC[capability]] if capability in _NVCC else []), *requires),
-            shape=shape,
+            requires=(floor, *([_NVCC[capability]] if capability in _NVCC else []), *requires),
+            shape=_MULTIPLE_OF_32,
         )
         for capability in capabilities
     )
@@ -193,7 +193,7 @@ _FLASHINFER_CUTEDSL = Backend(
     flashinfer_name="cute-dsl",
     native_since="0.5.12",
     rows=(
-        *_flashinfer_rows(SM10X, _CUTEDSL_SINCE_065),
+        *_flashinfer_rows(SM10X, floor=_CUTEDSL_SINCE_065),
         *(
             CapabilityRow(
                 capability,

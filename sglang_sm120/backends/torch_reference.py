@@ -58,9 +58,7 @@ def gemm(
     return reference.gemm(a, b, a_scale, b_scale, alpha, out_dtype, bias)
 
 
-def quantize(
-    x: torch.Tensor, global_scale: torch.Tensor, swizzled: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(x: torch.Tensor, global_scale: torch.Tensor, swizzled: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize [M, K] to packed e2m1 and its block scales, by the oracle's exact rule."""
     layout = ScaleLayout.SWIZZLE_128X4 if swizzled else ScaleLayout.LINEAR
     return reference.quantize(x, global_scale, layout)

@@ -1,0 +1,154 @@
+"""Write the generated tables of docs/backends.md and docs/settings.md; ``--check`` only says whether they are stale."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from sglang_sm120 import env  # noqa: E402 - the repository's own package, wherever this script is started from
+from sglang_sm120.backends import AUTO_ORDER, BACKENDS  # noqa: E402
+from sglang_sm120.backends.record import Capability, CapabilityRow, Fault, Requirement  # noqa: E402
+from sglang_sm120.dispatch import PRECEDENCE  # noqa: E402
+
+_BLOCK = re.compile(r"(<!-- generated: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _capabilities(capabilities: Iterable[Capability]) -> str:
+    return ", ".join(f"{major}.{minor}" for major, minor in capabilities)
+
+
+def _bounds(requirements: Iterable[Requirement]) -> str:
+    return ", ".join(f"{r.package} `{r.specifier}`" for r in requirements) or "–"
+
+
+def _values() -> str:
+    rows = []
+    for record in BACKENDS.values():
+        native = f"SGLang ≥ {record.native_since}" if record.native_since else ""
+        ours = "this package" if record.can_be_added else ""
+        earlier = (
+            f"{native}; before that {ours}" if native and ours and record.native_since != "0.5.9" else native or ours
+        )
+        rows.append([f"`{record.value}`", record.summary, record.provider, earlier])
+    return _table(["value", "what it is", "multiplies", "added by"], rows)
+
+
+def _requirements() -> str:
+    rows = []
+    for record in BACKENDS.values():
+        if record.any_device:
+            rows.append([f"`{record.value}`", "any, CPU included", "–", "any", "–", record.rows[0].source.ref])
+            continue
+        grouped: dict[tuple[str, str, str, str], list[Capability]] = {}
+        for row in record.rows:
+            grouped.setdefault(_row_cells(row), []).append(row.capability)
+        rows += [[f"`{record.value}`", _capabilities(found), *cells] for cells, found in grouped.items()]
+    return _table(["value", "capability", "needs", "output", "N, K multiples of", "sources"], rows)
+
+
+def _row_cells(row: CapabilityRow) -> tuple[str, str, str, str]:
+    sources = [row.source, *(r.source for r in row.requires), *([row.shape.source] if row.shape else [])]
+    return (
+        _bounds(row.requires),
+        ", ".join(row.out_dtypes),
+        f"{row.shape.n_multiple}, {row.shape.k_multiple}" if row.shape else "–",
+        "; ".join(dict.fromkeys(source.ref for source in sources)),
+    )
+
+
+def _absences() -> str:
+    rows = [
+        [f"`{record.value}`", _capabilities(absence.capabilities), absence.reason, absence.source.ref]
+        for record in BACKENDS.values()
+        for absence in record.absent
+    ]
+    return _table(["value", "capability", "why", "source"], rows)
+
+
+def _faults() -> str:
+    affected: dict[Fault, list[str]] = {}
+    for record in BACKENDS.values():
+        for fault in record.faults:
+            affected.setdefault(fault, []).append(f"`{record.value}`")
+    rows = [
+        [
+            fault.name,
+            ", ".join(values),
+            _capabilities(fault.capabilities),
+            _bounds(fault.when),
+            fault.effect,
+            fault.remedy,
+            fault.severity,
+            fault.source.ref,
+        ]
+        for fault, values in affected.items()
+    ]
+    return _table(["fault", "values", "capability", "when", "effect", "remedy", "severity", "source"], rows)
+
+
+def _auto() -> str:
+    rows = [[f"`{p.value}`", _bounds(p.when), p.reason, p.source.ref] for p in AUTO_ORDER]
+    return _table(["value", "if", "why", "source"], rows)
+
+
+def _precedence() -> str:
+    written = {"default": "`auto`: see [what auto takes](backends.md#what-auto-takes-on-sm12x)"}
+    rows = [
+        [str(rank), origin, written.get(origin, f"`{argument}`")]
+        for rank, (origin, argument) in enumerate(PRECEDENCE.items(), start=1)
+    ]
+    return _table(["", "source", "what you write"], rows)
+
+
+def _variables() -> str:
+    rows = [[f"`{v.name}`", v.kind, v.default, v.meaning] for v in env.VARIABLES]
+    return _table(["variable", "type", "default", "meaning"], rows)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "values": _values,
+    "requirements": _requirements,
+    "absences": _absences,
+    "faults": _faults,
+    "auto": _auto,
+    "precedence": _precedence,
+    "variables": _variables,
+}
+
+
+def refreshed(text: str) -> str:
+    """Return a page with every generated block as it should be."""
+    return _BLOCK.sub(lambda block: f"{block[1]}{BLOCKS[block['name']]()}{block[3]}", text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages, or with ``--check`` return 1 if one is stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is stale")
+    check = parser.parse_args(arguments).check
+    stale = []
+    for page in (ROOT / "docs" / "backends.md", ROOT / "docs" / "settings.md"):
+        old = page.read_text(encoding="utf-8")
+        new = refreshed(old)
+        if new != old:
+            stale.append(page.relative_to(ROOT))
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    for path in stale:
+        print(f"{path} is stale: run python tools/generate_docs.py" if check else f"{path} written")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
