@@ -85,7 +85,12 @@ _PDL_RACE = Fault(
 _WORKSPACE_RESIZE = Fault(
     name="cudnn-workspace-resize",
     capabilities=SM12X,
-    when=(Requirement("flashinfer", "<0.7.0", _code("flashinfer 0.6.18 and 0.7.0 gemm/gemm_base.py")),),
+    # Up to 0.6.11.post3 a call that needs more gets a buffer of its own, and from 0.7.0 on again.
+    when=(
+        Requirement(
+            "flashinfer", ">=0.6.12,<0.7.0", _code("flashinfer 0.6.12 gemm/gemm_base.py (execute_cudnn_gemm_fp4_graph)")
+        ),
+    ),
     effect="FlashInfer may move cuDNN's workspace after CUDA graphs captured its address; servers died or gave "
     "garbage after minutes of load",
     remedy="install flashinfer-python >= 0.7.0, or start with --disable-cuda-graph",

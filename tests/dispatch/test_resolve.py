@@ -141,7 +141,7 @@ class TestAuto:
 
     @SM12X
     def test_warnings_of_the_choice_are_passed_on(self, card: Capability) -> None:
-        decision = resolve(Request("auto"), released(card, "0.5.12"))
+        decision = resolve(Request("auto"), machine(card, sglang="0.5.12", flashinfer="0.6.12"))
         assert any("vllm#52540" in text for text in decision.warnings)
 
     @SM12X
