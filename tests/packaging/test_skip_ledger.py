@@ -87,8 +87,8 @@ def test_impossible_sample_is_an_error(project: pytest.Pytester) -> None:
     project.runpytest().assert_outcomes(failed=1)
 
 
-def test_gpu_tests_are_skipped_without_a_gpu(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def test_gpu_tests_are_skipped_without_a_gpu(project: pytest.Pytester) -> None:
+    project.makepyfile(torch="class cuda:\n    is_available = staticmethod(lambda: False)\n")
     project.makepyfile("import pytest\n\n@pytest.mark.gpu\ndef test_it():\n    assert False\n")
     result = project.runpytest_subprocess()
     result.assert_outcomes(skipped=1)
