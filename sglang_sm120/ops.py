@@ -4,8 +4,12 @@ They are opaque to torch.compile and have fake implementations, allocate nothing
 wait for the GPU and look at shapes only, so CUDA graphs can capture them.
 """
 
+# torch.library has no annotations.
+# mypy: disable-error-code="no-untyped-call,untyped-decorator"
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -25,9 +29,7 @@ _LIBRARY.define(
     "nvfp4_gemm(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor alpha, Tensor? bias, "
     "ScalarType out_dtype, str backend) -> Tensor"
 )
-_LIBRARY.define(
-    "nvfp4_quantize(Tensor x, Tensor global_scale, bool swizzled, str backend) -> (Tensor, Tensor)"
-)
+_LIBRARY.define("nvfp4_quantize(Tensor x, Tensor global_scale, bool swizzled, str backend) -> (Tensor, Tensor)")
 
 
 @cache
@@ -121,6 +123,6 @@ def _quantize_fake(
 
 
 # The overloads themselves: calling torch.ops.<namespace>.<name> would pick the overload again on every call.
-nvfp4_linear = torch.ops.sglang_sm120.nvfp4_linear.default
-nvfp4_gemm = torch.ops.sglang_sm120.nvfp4_gemm.default
-nvfp4_quantize = torch.ops.sglang_sm120.nvfp4_quantize.default
+nvfp4_linear: Callable[..., torch.Tensor] = torch.ops.sglang_sm120.nvfp4_linear.default
+nvfp4_gemm: Callable[..., torch.Tensor] = torch.ops.sglang_sm120.nvfp4_gemm.default
+nvfp4_quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.sglang_sm120.nvfp4_quantize.default

@@ -27,9 +27,7 @@ def run(backend: str, device: torch.device | str) -> None:
     scale_bytes = [[(0x30, 0x38, 0x40)[(n + b) % 3] for b in range(K // _BLOCK)] for n in range(N)]
     alphas = [(1.0, 0.5, 2.0)[n % 3] for n in range(N)]
     x = torch.tensor([[_value(c) for c in row] for row in x_codes], dtype=torch.bfloat16)
-    packed = torch.tensor(
-        [[row[i] | row[i + 1] << 4 for i in range(0, K, 2)] for row in w_codes], dtype=torch.uint8
-    )
+    packed = torch.tensor([[row[i] | row[i + 1] << 4 for i in range(0, K, 2)] for row in w_codes], dtype=torch.uint8)
     out = ops.nvfp4_linear(
         x.to(device),
         packed.to(device),
@@ -67,9 +65,7 @@ def _expected(
     return [
         [
             alphas[n]
-            * sum(
-                _value(a) * _value(w) * scale[scale_bytes[n][k // _BLOCK]] for k, (a, w) in enumerate(pairs)
-            )
+            * sum(_value(a) * _value(w) * scale[scale_bytes[n][k // _BLOCK]] for k, (a, w) in enumerate(pairs))
             for n, pairs in enumerate([list(zip(row, w_row, strict=True)) for w_row in w_codes])
         ]
         for row in x_codes

@@ -27,11 +27,7 @@ def sglang_version(root: Path) -> Version | None:
         return _parse(folder.name.removeprefix("sglang-").removesuffix(".dist-info"))
     for name in ("_version.py", "version.py"):
         file = root / name
-        found = (
-            re.search(r"^__version__\b.*?=\s*['\"]([^'\"]+)", file.read_text(), re.M)
-            if file.is_file()
-            else None
-        )
+        found = re.search(r"^__version__\b.*?=\s*['\"]([^'\"]+)", file.read_text(), re.M) if file.is_file() else None
         if found:
             return _parse(found.group(1))
     try:
@@ -65,9 +61,9 @@ def asked_value() -> str | None:
     SGLang has not parsed its arguments yet, so the words of the command line are read as they are.
     """
     words = sys.argv[1:]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for index, word in enumerate(words):
         if word == FLAG:
-            return following
+            return words[index + 1] if index + 1 < len(words) else None
         if word.startswith(FLAG + "="):
             return word.split("=", 1)[1]
     return env.fp4_gemm_backend()
@@ -77,15 +73,9 @@ def needed() -> str | None:
     """Why a server that starts now depends on this package, or ``None`` if it would not miss it."""
     value = asked_value()
     record = BACKENDS.get(value) if value is not None else None
-    if record is not None and record.provider == "sglang_sm120":
-        return f"{FLAG} {value} is provided by it"
     if record is not None and record.native_since is None:
         return f"{FLAG} {value} is provided by it"
-    if (
-        value in (None, "auto")
-        and env.take_auto()
-        and any(major == 12 for major, _ in compute_capabilities())
-    ):
+    if value in (None, "auto") and env.take_auto() and any(major == 12 for major, _ in compute_capabilities()):
         return f"{FLAG} auto on an SM12x GPU is resolved by it (SGLANG_SM120_AUTO=0 leaves it to SGLang)"
     return None
 

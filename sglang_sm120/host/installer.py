@@ -169,9 +169,7 @@ class _PostImportFinder:
     def __init__(self) -> None:
         self._searching = False
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if self._searching or not _INSTALLER.pending(name):
             return None
         self._searching = True
@@ -181,7 +179,7 @@ class _PostImportFinder:
             self._searching = False
         if spec is not None and spec.loader is not None:
             # Replaced on the instance: the module keeps the loader class that inspect and runpy expect.
-            spec.loader.exec_module = _then_patch(spec.loader.exec_module)  # type: ignore[method-assign]
+            spec.loader.exec_module = _then_patch(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
         return spec
 
 

@@ -37,15 +37,14 @@ def route_gemm(module: ModuleType, patcher: Patcher) -> None:
     ) -> torch.Tensor:
         if backend in ours:
             # SGLang passes weight and scales as transposed views of the row-major tensors.
-            return ops.nvfp4_gemm(
-                a, b.T, a_descale, b_descale.T, alpha, None, out_dtype, backend
-            )
+            return ops.nvfp4_gemm(a, b.T, a_descale, b_descale.T, alpha, None, out_dtype, backend)
         if original is None:
             raise UnsupportedError(
                 f"--fp4-gemm-backend with FlashInfer's backend {backend!r} cannot run: FlashInfer is not "
                 "installed. Install flashinfer-python, or choose torch_reference."
             )
-        return original(a, b, a_descale, b_descale, alpha, out_dtype, *args, backend=backend, **kwargs)
+        out: torch.Tensor = original(a, b, a_descale, b_descale, alpha, out_dtype, *args, backend=backend, **kwargs)
+        return out
 
     patcher.set(module, "flashinfer_fp4_gemm", mark("gemm", flashinfer_fp4_gemm, original))
 

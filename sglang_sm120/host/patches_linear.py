@@ -67,9 +67,7 @@ def admit(module: ModuleType, patcher: Patcher, *, cls: str) -> None:
         return min([minimum, *(10 * row.capability[0] + row.capability[1] for row in STATE.backend.rows)])
 
     label = "ModelOpt" if cls == "ModelOptFp4Config" else "compressed-tensors"
-    patcher.set(
-        owner, "get_min_capability", classmethod(mark(f"admission ({label})", get_min_capability, original))
-    )
+    patcher.set(owner, "get_min_capability", classmethod(mark(f"admission ({label})", get_min_capability, original)))
 
 
 def _deciding() -> bool:
@@ -78,7 +76,9 @@ def _deciding() -> bool:
 
 def _backend_for(layer: Any, convention: Convention) -> str | None:
     """Name of the backend of ours that serves ``layer``, or ``None`` for SGLang's own path."""
-    assert STATE.decision is not None and STATE.facts is not None and STATE.decision.backend is not None
+    assert STATE.decision is not None
+    assert STATE.facts is not None
+    assert STATE.decision.backend is not None
     if convention.weight_only:
         return _backend_for_weight_only()
     n, k = sum(layer.logical_widths), layer.input_size_per_partition

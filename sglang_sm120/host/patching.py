@@ -50,9 +50,7 @@ class Patcher:
             self._undo.pop()()
 
 
-def mark(
-    seam: str, replacement: Callable[..., Any], original: Callable[..., Any] | None
-) -> Callable[..., Any]:
+def mark(seam: str, replacement: Callable[..., Any], original: Callable[..., Any] | None) -> Callable[..., Any]:
     """Give ``replacement`` the identity of ``original`` and the name of the seam it belongs to."""
     if original is not None:
         functools.update_wrapper(replacement, original)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from sglang_sm120 import __version__, env
@@ -39,9 +38,7 @@ def read_request(server_args: Any | None) -> Request:
     )
 
 
-def resolve_for_host(
-    fp4_utils: ModuleType, server_args: Any | None, original: Callable[[], None], *, scheduler: Any
-) -> None:
+def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable[[], None], *, scheduler: Any) -> None:
     """Run SGLang's own resolution, then ours, before any weight is loaded.
 
     Raises:
@@ -70,9 +67,7 @@ def resolve_for_host(
     _report(decision, facts, scheduler)
 
 
-def _initialize_original(
-    fp4_utils: ModuleType, request: Request, decision: Decision, original: Callable[[], None]
-) -> None:
+def _initialize_original(fp4_utils: Any, request: Request, decision: Decision, original: Callable[[], None]) -> None:
     """Call SGLang's own function without letting it read a variable that we have already validated.
 
     SGLang 0.5.9 prefixes any value of the deprecated variable and looks it up in its enum, so a value that

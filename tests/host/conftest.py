@@ -15,11 +15,11 @@ if not torch.cuda.is_available():
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     runtime.arm()  # the repository's environments did it already; this serves any other
 
-from sglang_sm120 import install  # noqa: E402
-from sglang_sm120.backends import BACKENDS  # noqa: E402
-from sglang_sm120.backends.record import HostFacts  # noqa: E402
-from sglang_sm120.dispatch import Decision  # noqa: E402
-from sglang_sm120.host.state import STATE  # noqa: E402
+from sglang_sm120 import install
+from sglang_sm120.backends import BACKENDS
+from sglang_sm120.backends.record import HostFacts
+from sglang_sm120.dispatch import Decision
+from sglang_sm120.host.state import STATE
 
 install()
 

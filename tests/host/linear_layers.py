@@ -126,9 +126,7 @@ def _method(kind: str) -> Any:
     return schemes.CompressedTensorsW4A16Fp4()
 
 
-def _create(
-    method: Any, kind: str, layer: torch.nn.Module, k: int, widths: list[int], dtype: torch.dtype
-) -> None:
+def _create(method: Any, kind: str, layer: torch.nn.Module, k: int, widths: list[int], dtype: torch.dtype) -> None:
     def loader(parameter: torch.nn.Parameter, loaded: torch.Tensor) -> None:
         parameter.data.copy_(loaded)
 

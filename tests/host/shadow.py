@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import sglang
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def shadow_sglang(folder: Path, edits: Mapping[str, tuple[str, str]], version: str | None = None) -> Path:
@@ -42,10 +39,10 @@ def _write(source: Path, target: Path, relative: Path, text: str) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text)
     for parent in list(relative.parents):
-        _link_rest(source / parent, target / parent, only_new=True)
+        _link_rest(source / parent, target / parent)
 
 
-def _link_rest(source: Path, target: Path, only_new: bool = True) -> None:
+def _link_rest(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for entry in source.iterdir():
         link = target / entry.name
@@ -61,7 +58,3 @@ def run_python(code: str, *argv: str, path: Path | None = None, **env: str) -> s
     return subprocess.run(
         [sys.executable, "-c", code, *argv], capture_output=True, text=True, env=environment, timeout=120
     )
-
-
-def remove(folder: Path) -> None:
-    shutil.rmtree(folder)
