@@ -63,6 +63,17 @@ PACKAGE_PARTS = ("pyproject.toml", "setup.py", "setup.cfg", "MANIFEST.in", "READ
 #: What an editable installation copies instead of linking.
 EDITABLE_PARTS = ("pyproject.toml", "setup.py", "setup.cfg", "sglang_sm120_boot.pth")
 
+#: The modules of a server's processes; the registry imports every model.
+_SERVER_IMPORTS = """
+import os
+import cpu_host.runtime
+if not cpu_host.runtime.has_nvidia_driver():
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler, sglang.srt.models.registry
+"""
+
+_PYTHON_SETTINGS = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
+
 PIP_QUIET = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 
 
@@ -171,8 +182,18 @@ def _thin_env(name: str, layers: list[Path]) -> Path:
         (_site_packages(path) / "sm120_layers.pth").write_text(text, encoding="utf-8")
         for script in (s for layer in layers for s in (layer / "bin").glob("*")):
             _adopt_script(script, path)
+        _write_bytecode(path)
 
     return _once(cache_dir() / name, ["\n".join(map(str, layers)).encode(), *map(_stamp_of, layers)], build)
+
+
+def _write_bytecode(env: Path) -> None:
+    """Import what a server imports, once, with bytecode: later starts take a third of the time.
+
+    It also shows here and not in some test that an environment is complete. ``-B`` in the environment of a
+    continuous-integration machine would otherwise make every process compile everything again.
+    """
+    _run(f"{env.name}: first import", [str(_python(env)), "-W", "ignore", "-c", _SERVER_IMPORTS])
 
 
 def _stamp_of(layer: Path) -> bytes:
@@ -278,8 +299,8 @@ def _run(title: str, command: list[str]) -> None:
     began = time.monotonic()
     log = cache_dir() / "log.txt"
     _say(f"{title} ...")
-    # PYTHONPATH of the caller must not leak into builds and installations.
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    # The caller's Python settings must not leak into builds and installations.
+    env = {k: v for k, v in os.environ.items() if k not in _PYTHON_SETTINGS}
     with log.open("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env)
         try:
