@@ -13,11 +13,6 @@ def generator() -> torch.Generator:
     return fresh_generator()
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
-    ]
-)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device("cuda", 0) if request.param == "cuda" else torch.device("cpu")

@@ -221,7 +221,7 @@ def test_each_shard_with_its_own_input_scale_is_a_gemm_of_its_own(generator: tor
     assert (whole - real).norm() < 0.2 * real.norm()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_linear_can_be_captured_in_a_cuda_graph(generator: torch.Generator) -> None:
     weight = random_nvfp4_weight(40, 64, generator, "cuda")
     x = random_activation(3, 64, torch.bfloat16, generator, "cuda")

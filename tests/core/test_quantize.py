@@ -73,17 +73,19 @@ def test_every_tie_of_the_block_scale_goes_to_the_even_byte(device: torch.device
 
 
 def test_the_block_scale_is_decided_on_the_exact_product(device: torch.device, generator: torch.Generator) -> None:
-    # amax is the float32 nearest to 6 * tie / global scale, so that a product rounded to float32 often *is*
-    # the tie.
-    encode = float(torch.rand((), generator=generator) + 1)
-    ties = torch.tensor([float((exact.UE4M3[byte] + exact.UE4M3[byte + 1]) / 2) for byte in range(8, 0x7E)])
-    x = torch.zeros(ties.numel(), 16, dtype=torch.float32)
-    x[:, 0] = (6 * ties.to(torch.float64) / encode).to(torch.float32)
-    assert_quantized_exactly(x, encode, device)
-    rounded_early = (x[:, 0] * torch.tensor(encode)).tolist()
-    careless = [exact.nearest_index(Fraction(product) / 6, exact.UE4M3) for product in rounded_early]
-    _, scale_bytes = quantize_exactly(x, encode)
-    assert careless != scale_bytes.flatten().tolist(), "the data does not tell the two apart"
+    # amax is the float32 nearest to 6 * tie / global scale, so that a product rounded to float32 often *is* the
+    # tie. One power of two has all mantissas of a scale; many global scales make the test sure to be sharp.
+    ties = torch.tensor([float((exact.UE4M3[byte] + exact.UE4M3[byte + 1]) / 2) for byte in range(56, 64)])
+    careless: list[int] = []
+    right: list[int] = []
+    for encode in (torch.rand(24, generator=generator) + 1).tolist():
+        x = torch.zeros(ties.numel(), 16, dtype=torch.float32)
+        x[:, 0] = (6 * ties.to(torch.float64) / encode).to(torch.float32)
+        assert_quantized_exactly(x, encode, device)
+        rounded_early = (x[:, 0] * torch.tensor(encode)).tolist()
+        careless += [exact.nearest_index(Fraction(product) / 6, exact.UE4M3) for product in rounded_early]
+        right += quantize_exactly(x, encode)[1].flatten().tolist()
+    assert careless != right, "the data does not tell the two apart"
 
 
 def test_codes_are_decided_on_the_exact_product(device: torch.device, generator: torch.Generator) -> None:
