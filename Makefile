@@ -1,0 +1,43 @@
+# Every command of this repository. The environments behind them are made on first use, below .cache/envs.
+
+PYTHON ?= python3
+# Evaluated in each recipe: only a target that needs the environment pays for making it.
+DEV = py=$$($(PYTHON) tools/envs.py dev --print) && "$$py"
+CPP_FILES = git ls-files -z --cached --others --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc'
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all test-gpu lint types build bench-startup clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: ## Serve a tiny NVFP4 model with SGLang and this package, and check its answers
+	$(PYTHON) tools/demo.py
+
+test: ## Everything that needs no GPU, on the newest supported SGLang
+	$(DEV) -m pytest -m "not matrix and not gpu"
+
+test-all: ## The same, and every supported SGLang release
+	$(DEV) -m pytest -m "not gpu"
+
+test-gpu: ## What needs an NVIDIA GPU
+	$(DEV) -m pytest -m gpu
+
+lint: ## Style of Python and C++, and the house rules
+	$(DEV) -m ruff check
+	$(DEV) -m ruff format --check
+	$(DEV) tools/check_tree.py
+	$(DEV) -c pass && $(CPP_FILES) | xargs -0 -r "$$(dirname "$$py")/clang-format" --dry-run --Werror
+
+types: ## mypy
+	$(DEV) -m mypy
+
+build: ## The sdist and the wheel, in dist/
+	$(DEV) -m build
+
+bench-startup: ## What the boot file costs at the start of an interpreter
+	$(DEV) benchmarks/startup.py
+
+clean: ## Remove what builds and tools left; environments stay
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./.cache -prune -o -name __pycache__ -type d -exec rm -rf {} +
