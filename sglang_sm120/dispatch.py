@@ -10,7 +10,7 @@ from sglang_sm120 import env
 from sglang_sm120.backends import AUTO_ORDER, BACKENDS, verdict
 from sglang_sm120.backends.record import CAPABILITIES, Backend, HostFacts, Verdict
 from sglang_sm120.backends.verdict import automatic_choice, is_native
-from sglang_sm120.errors import ConfigError, UnsupportedError, bad_value
+from sglang_sm120.errors import ConfigError, Sm120Error, UnsupportedError, bad_value
 
 Origin = Literal["command line", "environment", "deprecated variable", "tuning table", "default"]
 
@@ -90,8 +90,10 @@ def resolve(request: Request, facts: HostFacts) -> Decision:
     judged = verdict(value, facts)
     if judged.status == "ok":
         return Decision(value, origin, True, "asked for by name", (*warnings, *judged.warnings), request.allow_unsafe)
-    text = _refusal(PRECEDENCE[origin], judged, facts)
-    if not request.allow_unsafe:
+    # What the installed SGLang does not accept and nobody adds cannot be forced either.
+    exists = is_native(record, facts) or record.can_be_added
+    text = _refusal(PRECEDENCE[origin], judged, facts, can_be_forced=exists)
+    if not (request.allow_unsafe and exists):
         raise UnsupportedError(text)
     return Decision(value, origin, True, f"forced by {env.ALLOW_UNSAFE}", (*warnings, text), True)
 
@@ -131,28 +133,37 @@ def layer_backend(
     record = BACKENDS[decision.backend]
     if not _is_ours_to_judge(record, facts):
         return record.value
-    judged = verdict(record.value, facts, n=n, k=k, out_dtype=out_dtype)
-    inexact = fused_scales_differ and not record.exact_fused_scales
-    if judged.status == "ok" and not inexact:
+    objection = _objection(record, facts, n, k, out_dtype, fused_scales_differ)
+    if objection is None:
         return record.value
-    why = (
-        "its fused shards have different global scales, which this backend replaces by one of them"
-        if inexact
-        else judged.reason
-    )
+    error, why = objection
+    substitute = _substitute(facts, exact=fused_scales_differ)
     if not decision.explicit:
-        substitute = _substitute(facts, exact=fused_scales_differ)
         logger.warning(
             "Layer %s is served by %s, which is much slower than %s: %s.", name, substitute, record.value, why
         )
         return substitute
-    argument = PRECEDENCE[decision.origin]
-    remedy = f"{why} (layer {name}); use {FLAG} {_substitute(facts, exact=fused_scales_differ)} or auto instead"
-    text = bad_value(argument, record.value, f"{remedy}, or set {env.ALLOW_UNSAFE}=1 to go on all the same")
-    if decision.allow_unsafe:
+    remedy = f"{why} (layer {name}); use {FLAG} {substitute} or auto instead"
+    text = bad_value(
+        PRECEDENCE[decision.origin], record.value, f"{remedy}, or set {env.ALLOW_UNSAFE}=1 to go on all the same"
+    )
+    if not decision.allow_unsafe:
+        raise error(text)
+    if why != verdict(record.value, facts).reason:  # else every layer would repeat the warning of the start
         logger.warning("%s", text)
-        return record.value
-    raise ConfigError(text) if inexact else UnsupportedError(text)
+    return record.value
+
+
+def _objection(
+    record: Backend, facts: HostFacts, n: int, k: int, out_dtype: str, fused_scales_differ: bool
+) -> tuple[type[Sm120Error], str] | None:
+    """Return why a backend must not serve a layer, and the error to raise if the user named it."""
+    judged = verdict(record.value, facts, n=n, k=k, out_dtype=out_dtype)
+    if judged.status != "ok":
+        return UnsupportedError, judged.reason
+    if fused_scales_differ and not record.exact_fused_scales:
+        return ConfigError, "its fused shards have different global scales, and this backend applies one to all of them"
+    return None
 
 
 def _asked(request: Request, facts: HostFacts) -> tuple[str, Origin, tuple[str, ...]]:
@@ -233,14 +244,14 @@ def _is_ours_to_judge(record: Backend, facts: HostFacts) -> bool:
     return known_sm12x or not is_native(record, facts)
 
 
-def _refusal(argument: str, judged: Verdict, facts: HostFacts) -> str:
+def _refusal(argument: str, judged: Verdict, facts: HostFacts, *, can_be_forced: bool) -> str:
     source = f" ({judged.source.ref})" if judged.source is not None else ""
     remedy = f"{judged.remedy}, or " if judged.remedy else ""
+    force = f"; {env.ALLOW_UNSAFE}=1 starts it all the same" if can_be_forced else ""
     return bad_value(
         argument,
         judged.backend,
-        f"{judged.reason}{source}; {remedy}use {FLAG} {_others(facts)} instead; "
-        f"{env.ALLOW_UNSAFE}=1 starts it all the same",
+        f"{judged.reason}{source}; {remedy}use {FLAG} {_others(facts)} instead{force}",
     )
 
 

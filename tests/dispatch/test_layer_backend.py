@@ -101,10 +101,13 @@ class TestLayersThatDoNotFit:
         assert _layer(resolve(Request("auto"), facts), facts, n=464) == "torch_reference"
         assert "N=464" in caplog.text
 
-    def test_a_process_that_was_forced_past_its_guard_is_not_stopped_by_its_layers(self) -> None:
+    def test_layers_of_a_process_that_was_forced_past_its_guard_do_not_repeat_the_warning(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         facts = machine(RTX)
         decision = resolve(Request("flashinfer_trtllm", allow_unsafe=True), facts)
         assert _layer(decision, facts) == "flashinfer_trtllm"
+        assert caplog.text == ""
 
 
 class TestNotOurs:

@@ -171,8 +171,7 @@ class TestGuards:
             ("flashinfer_cutlass", {"flashinfer": "0.6.6"}),
             ("flashinfer_auto", {"flashinfer": "0.6.6"}),
             ("flashinfer_cudnn", {"cudnn": "9.10.1"}),
-            ("cutlass", {}),
-            ("marlin", {"sglang": "0.5.12"}),
+            ("cutlass", {"sglang": "0.5.14", "cuda_toolkit": "12.6"}),
         ],
     )
     def test_refusals(self, value: str, facts_without: dict[str, str], card: Capability) -> None:
@@ -188,6 +187,15 @@ class TestGuards:
         forced = resolve(Request(value, allow_unsafe=True), facts)
         assert (forced.backend, forced.explicit) == (value, True)
         assert text in forced.warnings
+
+    @pytest.mark.parametrize(("value", "sglang"), [("cutlass", "0.5.16"), ("cutlass", "0.5.9"), ("marlin", "0.5.12")])
+    @pytest.mark.parametrize("card", CARDS, ids=str)
+    def test_what_the_installed_sglang_does_not_have_cannot_be_forced(
+        self, value: str, sglang: str, card: Capability | None
+    ) -> None:
+        with pytest.raises(UnsupportedError) as caught:
+            resolve(Request("auto", env_value=value, allow_unsafe=True), machine(card, sglang=sglang))
+        assert "ALLOW_UNSAFE" not in str(caught.value)
 
     @SM12X
     @pytest.mark.parametrize("value", ["flashinfer_cutlass", "flashinfer_cudnn", "flashinfer_auto"])
