@@ -78,8 +78,8 @@ def make(folder: Path, spec: Spec) -> Path:
 
 
 def linears_per_forward(spec: Spec) -> int:
-    """How many linear layers one forward runs: q/k/v and gate/up are fused."""
-    return 4 * int(_config(spec)["num_hidden_layers"])
+    """How many calls of the backend one forward makes: q/k/v and gate/up run fused where they share scales."""
+    return (7 if spec.different_scales else 4) * int(_config(spec)["num_hidden_layers"])
 
 
 def _config(spec: Spec) -> dict[str, Any]:

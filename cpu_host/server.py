@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from cpu_host.runtime import EVIDENCE_VARIABLE
+from cpu_host.runtime import EVIDENCE_VARIABLE, MUTATION_VARIABLE
 
 _MARKER = "SM120_SERVER_ID"
 #: What must not stand in the log of a server that was stopped properly.
@@ -75,7 +75,10 @@ class Launch:
         inherited = {k: v for k, v in os.environ.items() if k not in settings}
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
         cpu = {"SGLANG_USE_CPU_ENGINE": "1"} if self.cpu else {}
-        evidence = {EVIDENCE_VARIABLE: str(self.workdir / "evidence")}
+        evidence = {
+            EVIDENCE_VARIABLE: str(self.workdir / "evidence"),
+            MUTATION_VARIABLE: str(self.workdir / "mutation"),
+        }
         return inherited | quiet | cpu | evidence | self.environ
 
 
@@ -176,7 +179,7 @@ class Server:
             time.sleep(0.2)
 
     def tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log().splitlines()[-lines:])
+        return "\n".join(line[:300] for line in self.log().splitlines()[-lines:])
 
     # --- requests ------------------------------------------------------------------------------------------
 
@@ -213,6 +216,10 @@ class Server:
         except urllib.error.HTTPError as error:
             raise ServerError(f"{request.full_url} answered {error.code}: {error.read().decode()[:2000]}") from error
         return json.loads(text) if text else None
+
+    def plant(self, mutation: str) -> None:
+        """Make the following forwards wrong in a named way; an empty name makes them right again."""
+        (self.launch.workdir / "mutation").write_text(mutation, encoding="ascii")
 
     # --- evidence and end ----------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ part waits for the module it concerns.
 
 ``SM120_CPU_HOST_STANDINS`` forces the stand-ins on (1) or off (0); without it they are for machines that have no
 NVIDIA driver. ``SM120_CPU_HOST_EVIDENCE`` is a folder: the process that runs the model writes there what it
-counted. ``SM120_CPU_HOST_MUTATION`` plants one named mistake into the backend (negative controls of the tests).
+counted. ``SM120_CPU_HOST_MUTATION`` is a file whose content names a mistake to plant into the backend, for the
+negative controls of the tests; see :mod:`cpu_host.runtime.mutations`.
 """
 
 from __future__ import annotations

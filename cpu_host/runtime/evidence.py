@@ -4,7 +4,9 @@ Forwards are counted at ``ModelRunner.forward``, linear layers at the backend's 
 inside a forward (the self-test before the weights load would falsify the count). After each forward the file
 ``<folder>/<pid>.json`` is replaced as a whole, so that a reader never sees half of one.
 
-Mutations are planted here too, between SGLang and the backend, so that the shipped code stays free of them.
+Mutations are planted here too, between SGLang and the backend, so that the shipped code stays free of them. They
+too act inside forwards only (the package's own self-test would refuse to start with one), and their name is
+read anew before each forward: one server serves a right answer and every wrong one.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class _Counter:
 
     def __init__(self) -> None:
         self.depth = 0
+        self.mutate = mutations.find("")
         self.forwards = 0
         self.linears: dict[str, dict[str, int]] = {}
 
@@ -69,11 +72,11 @@ def _chosen_backend() -> str | None:
 
 def _watch_backend(module: ModuleType) -> None:
     linear: Callable[..., Any] = vars(module)["linear"]
-    mutate = mutations.find(os.environ.get(MUTATION_VARIABLE))
 
     def counted(x: Any, weight: Any, weight_scale: Any, input_scale: Any, alpha: Any, bias: Any = None) -> Any:
         _COUNTER.saw_linear(x.shape[0], weight.shape[0], 2 * weight.shape[1])
-        weight, weight_scale, alpha = mutate(weight, weight_scale, alpha)
+        if _COUNTER.depth:
+            weight, weight_scale, alpha = _COUNTER.mutate(weight, weight_scale, alpha)
         return linear(x, weight, weight_scale, input_scale, alpha, bias)
 
     vars(module)["linear"] = counted
@@ -82,9 +85,11 @@ def _watch_backend(module: ModuleType) -> None:
 def _watch_runner(module: ModuleType) -> None:
     cls: Any = vars(module)["ModelRunner"]
     forward = cls.forward
-    folder = os.environ.get(EVIDENCE_VARIABLE)
+    folder, mutation = os.environ.get(EVIDENCE_VARIABLE), os.environ.get(MUTATION_VARIABLE)
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if mutation and os.path.exists(mutation):
+            _COUNTER.mutate = mutations.find(Path(mutation).read_text(encoding="ascii"))
         _COUNTER.depth += 1
         try:
             result = forward(self, *args, **kwargs)

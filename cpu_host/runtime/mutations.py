@@ -8,8 +8,8 @@ from typing import Any
 Mutation = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
 
-def find(name: str | None) -> Mutation:
-    """The mutation of this name; without a name, the one that changes nothing."""
+def find(name: str) -> Mutation:
+    """The mutation of this name; for an empty name, the one that changes nothing."""
     if not name:
         return lambda weight, weight_scale, alpha: (weight, weight_scale, alpha)
     return MUTATIONS[name]
