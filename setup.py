@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, setup
 from setuptools.command.build import build
@@ -18,7 +19,7 @@ class BuildBootPth(Command):
     """
 
     description = "copy the .pth file that arms the package at interpreter start"
-    user_options = []
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
 
     def initialize_options(self) -> None:
         self.build_lib: str | None = None
