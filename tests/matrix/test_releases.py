@@ -1,0 +1,196 @@
+"""Every supported SGLang release, as published, in the processes that really serve.
+
+Each test starts the release's own command; the scheduler process that it spawns testifies (see ``witness``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from sglang_sm120.backends import BACKENDS
+from sglang_sm120.host.conventions import CONVENTIONS
+from tests.matrix.conftest import ROOT, interpreter_of
+from tools.envs import RELEASES
+
+pytestmark = pytest.mark.matrix
+
+#: Values that at least one supported release lacks and that we add there.
+OURS = [
+    b.value
+    for b in BACKENDS.values()
+    if b.can_be_added and (b.native_since is None or Version(b.native_since) > Version("0.5.9"))
+]
+#: Our values that the release's own enum has too: its own stays in force.
+NATIVE_SINCE = {b.value: Version(b.native_since) for b in BACKENDS.values() if b.native_since and b.value in OURS}
+PLUGINS_SINCE = Version("0.5.11")
+DEADLINE = 240
+
+SERVER = ["--model-path", "{model}", "--device", "cpu", "--quantization", "modelopt_fp4"]
+SERVER += ["--fp4-gemm-backend", "torch_reference", "--attention-backend", "torch_native"]
+SERVER += ["--max-total-tokens", "2048", "--host", "127.0.0.1", "--port", "{port}"]
+ENGINE = """
+import sys
+import sglang
+if __name__ == "__main__":
+    sglang.Engine(model_path=sys.argv[1], device="cpu", quantization="modelopt_fp4", max_total_tokens=2048,
+                  fp4_gemm_runner_backend="torch_reference", attention_backend="torch_native")
+"""
+
+
+def command(kind: str, python: str, model: Path, scratch: Path, port: int) -> list[str]:
+    words = [w.format(model=model, port=port) for w in SERVER]
+    if kind == "Engine":
+        script = scratch / "engine.py"
+        script.write_text(ENGINE)
+        return [python, str(script), str(model)]
+    if kind == "sglang serve":
+        return [str(Path(python).parent / "sglang"), "serve", *words]
+    return [python, "-m", "sglang.launch_server", *words]
+
+
+def testify(words: list[str], evidence: Path, **env: str) -> dict[str, Any]:
+    """Start ``words``, wait until its scheduler has testified, stop everything, return the evidence by value."""
+    environment = {
+        **os.environ,
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "PYTHONPATH": str(ROOT / "tests" / "matrix" / "witness"),
+        "SM120_MATRIX_EVIDENCE": str(evidence),
+        **env,
+    }
+    log = evidence.with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            words, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=evidence.parent
+        )
+        try:
+            _wait(process, evidence, log)
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                assert process.poll() is not None
+            process.wait()
+    return {p.stem: json.loads(p.read_text()) for p in evidence.glob("*.json")}
+
+
+def _wait(process: subprocess.Popen[bytes], evidence: Path, log: Path) -> None:
+    end = time.monotonic() + DEADLINE
+    while not (evidence / "complete").exists():
+        ended = process.poll() is not None
+        assert not ended or (evidence / "complete").exists(), f"ended without testimony:\n{log.read_text()[-6000:]}"
+        assert time.monotonic() < end, f"no testimony within {DEADLINE} s:\n{log.read_text()[-6000:]}"
+        time.sleep(0.1)
+
+
+def check(evidence: dict[str, Any], release: str) -> None:
+    """Accepted, resolved, verified; one process per value."""
+    version = Version(release)
+    assert set(evidence) == {"auto", *BACKENDS}
+    for value in OURS:
+        facts = evidence[value]
+        assert facts.get("resolved") == value, facts
+        assert facts["is_member"]
+        assert facts["flashinfer_name"] == (BACKENDS[value].flashinfer_name or value)
+    assert evidence["flashinfer_trtllm"]["by_us"]
+    assert "10.x" in evidence["flashinfer_trtllm"]["refused"]
+    # 0.5.9 cannot tell its default from the flag, so only an explicit auto is ours there; here it is explicit.
+    expected_auto = "flashinfer_cutlass" if version >= Version("0.5.13") else "flashinfer_cudnn"
+    assert evidence["auto"]["resolved"] == expected_auto, evidence["auto"]
+    for facts in evidence.values():
+        assert set(facts["states"].values()) <= {"live", "absent"}, facts["states"]
+        assert {name for name, state in facts["states"].items() if state == "absent"} == absent_in(version)
+    assert len({facts["pid"] for facts in evidence.values() if "pid" in facts}) >= len(OURS)
+
+
+def absent_in(version: Version) -> set[str]:
+    """Seams whose code a release does not have, by the release that brought it."""
+    absent = set() if version >= Version("0.5.20") else {"pre-emption"}
+    for convention in CONVENTIONS:
+        if convention.since is not None and Version(version.base_version) < convention.since:
+            absent |= {f"weights ({convention.label})", f"apply ({convention.label})"}
+    return absent
+
+
+@pytest.mark.parametrize("kind", ["launch_server", "sglang serve", "Engine"])
+def test_a_spawned_scheduler_has_every_value(
+    kind: str, release: str, checkpoint: Path, tmp_path: Path, unused_port: int
+) -> None:
+    python = interpreter_of(release)
+    words = command(kind, python, checkpoint, tmp_path, unused_port)
+    check(testify(words, tmp_path / "evidence"), release)
+
+
+@pytest.mark.parametrize("without", ["boot", "entry point"])
+@pytest.mark.parametrize("release", [r for r in RELEASES if Version(r) >= PLUGINS_SINCE])
+def test_either_way_in_is_enough(
+    without: str, release: str, checkpoint: Path, tmp_path: Path, unused_port: int
+) -> None:
+    words = command("launch_server", interpreter_of(release), checkpoint, tmp_path, unused_port)
+    check(testify(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT=without), release)
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if Version(r) < PLUGINS_SINCE])
+def test_before_plugins_existed_only_the_boot_hook_brings_us_in(
+    release: str, checkpoint: Path, tmp_path: Path, unused_port: int
+) -> None:
+    words = command("launch_server", interpreter_of(release), checkpoint, tmp_path, unused_port)
+    with pytest.raises(AssertionError, match="invalid choice: 'torch_reference'"):
+        testify(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="boot")
+
+
+def test_the_real_parser_accepts_our_values_and_still_refuses_others(
+    release: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    run = _arguments(release, checkpoint, ["auto", "flashinfer_cutlass", *OURS, "bogus"])
+    assert run["accepted"] == {v: v for v in ["auto", "flashinfer_cutlass", *OURS]}
+    code, text = run["refused"]["bogus"]
+    assert code == 2
+    assert all(value in text for value in OURS)
+    assert set(run["help"]) >= set(OURS)
+    assert "broken" not in run["states"].values()
+    assert run["states"]["choices"] == "live"
+
+
+@pytest.mark.parametrize("env", [{"SGLANG_PLUGINS": "other"}, {"SGLANG_SM120_DISABLE": "1"}])
+def test_switched_off_the_release_is_as_published(env: dict[str, str], release: str, checkpoint: Path) -> None:
+    run = _arguments(release, checkpoint, ["flashinfer_cutlass", *OURS], **env)
+    version = Version(release)
+    native = [value for value, since in NATIVE_SINCE.items() if version >= since]
+    assert sorted(run["accepted"]) == sorted(["flashinfer_cutlass", *native])
+    assert set(run["refused"]) == set(OURS) - set(native)
+
+
+def _arguments(release: str, checkpoint: Path, values: list[str], **env: str) -> dict[str, Any]:
+    run = subprocess.run(
+        [interpreter_of(release), str(ROOT / "tests" / "matrix" / "arguments.py"), str(checkpoint), *values],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1", **env},
+        timeout=DEADLINE,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    result: dict[str, Any] = json.loads(run.stdout.strip().splitlines()[-1])
+    return result
+
+
+def test_nothing_but_the_autotune_gate_asks_the_predicate_that_we_extend(release: str) -> None:
+    """``is_flashinfer_cutlass`` answers yes for FlashInfer's new values so that they are autotuned. If a release
+    asks it anywhere else, that answer would do something that we do not know."""
+    python = interpreter_of(release)
+    where = "import importlib.util as u; print(next(iter(u.find_spec('sglang').submodule_search_locations)))"
+    root = Path(subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
+    gates = {"flashinfer_autotune.py", "base_runner.py", "model_runner.py"}
+    for file in root.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        if re.search(r"get_fp4_gemm_runner_backend\(\)\s*\.is_flashinfer_cutlass\(\)", text):
+            assert file.name in gates, f"SGLang {release}: {file.relative_to(root)} asks is_flashinfer_cutlass"

@@ -1,0 +1,138 @@
+"""What a scheduler process writes down: for each value, what SGLang's own start made of it, and every seam's state.
+
+The value on the command line goes the whole way by itself. For each further value the process forks, and the
+fork changes SGLang's arguments and resolves again, so that a value costs milliseconds and not a server's start.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(os.environ["SM120_MATRIX_EVIDENCE"])
+CARD = (12, 0)
+VERSIONS = {
+    "flashinfer": "0.7.2",
+    "cuda": "13.0",
+    "cuda_toolkit": "13.0",
+    "cudnn": "9.15.0",
+    "cutlass_dsl": "4.8.0",
+}
+
+
+def arm() -> None:
+    # The module that is importing us is complete when this thread's import stack has unwound.
+    from sglang_sm120.host import installer
+
+    original = installer.require_live
+
+    def require_live() -> None:
+        original()
+        installer.require_live = original
+        _testify()
+
+    installer.require_live = require_live
+
+
+def _testify() -> None:
+    """Called in the scheduler, after its seams were found live and before weights load."""
+    from sglang_sm120.backends import BACKENDS
+
+    own = _read_value()
+    _write(own, _facts_of_this_process())
+    for value in ["auto", *BACKENDS]:
+        if value != own and os.fork() == 0:
+            _write(value, _resolve_again(value))
+            os._exit(0)
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            break
+    (FOLDER / "complete").write_text("")
+    os._exit(0)
+
+
+def _facts_of_this_process() -> dict[str, Any]:
+    from sglang_sm120.host import installer
+
+    fp4_utils = sys.modules["sglang.srt.layers.quantization.fp4_utils"]
+    chosen = fp4_utils.get_fp4_gemm_runner_backend()
+    return {
+        "pid": os.getpid(),
+        "process": multiprocessing.current_process().name,
+        "parent": os.getppid(),
+        "threads": threading.active_count(),
+        "resolved": chosen.value,
+        "is_member": type(chosen) is fp4_utils.Fp4GemmRunnerBackend and chosen in list(type(chosen)),
+        "flashinfer_name": chosen.get_flashinfer_backend(),
+        "states": {s.name: s.state for s in installer.verify()},
+    }
+
+
+def _resolve_again(value: str) -> dict[str, Any]:
+    """Resolve ``value`` as SGLang would on an RTX card, through SGLang's own function."""
+    from sglang_sm120.backends.record import HostFacts
+    from sglang_sm120.host import installer, resolution
+
+    facts = resolution.collect_facts()
+    card = HostFacts(CARD, {**facts.versions, **VERSIONS}, device_name="an RTX card (passed in)")
+    resolution.collect_facts = lambda: card  # type: ignore[assignment]
+    scheduler = sys.modules["sglang.srt.managers.scheduler"]
+    _set_value(value)
+    arguments = [_ARGUMENTS] if _takes_arguments(scheduler) else []
+    try:
+        scheduler.initialize_fp4_gemm_config(*arguments)
+    except Exception as error:
+        return {
+            "refused": f"{type(error).__name__}: {error}",
+            "by_us": type(error).__module__ == "sglang_sm120.errors",
+            "trace": traceback.format_exc(),
+            "states": {s.name: s.state for s in installer.verify()},
+        }
+    return _facts_of_this_process()
+
+
+def _takes_arguments(scheduler: Any) -> bool:
+    import inspect
+
+    return bool(inspect.signature(inspect.unwrap(scheduler.initialize_fp4_gemm_config)).parameters)
+
+
+_ARGUMENTS: Any = None
+
+
+def _read_value() -> str:
+    """The value as SGLang itself holds it; also finds the object that holds it."""
+    global _ARGUMENTS
+    frame = sys._getframe()
+    while frame is not None:
+        candidate = frame.f_locals.get("server_args")
+        if candidate is not None and hasattr(candidate, "fp4_gemm_runner_backend"):
+            _ARGUMENTS = candidate
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    value: str = _ARGUMENTS.fp4_gemm_runner_backend
+    return value
+
+
+def _set_value(value: str) -> None:
+    object.__setattr__(_ARGUMENTS, "fp4_gemm_runner_backend", value)
+    try:
+        from sglang.srt.runtime_context import get_exec
+    except ImportError:
+        return  # 0.5.18 and older read the arguments themselves
+    object.__setattr__(get_exec().kernel, "fp4_gemm_runner_backend", value)
+
+
+def _write(value: str, facts: dict[str, Any]) -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    scratch = FOLDER / f".{value}.{os.getpid()}"
+    scratch.write_text(json.dumps({"value": value, **facts}, indent=1))
+    scratch.replace(FOLDER / f"{value}.json")
