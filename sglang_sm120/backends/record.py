@@ -14,7 +14,7 @@ Capability = tuple[int, int]
 Provider = Literal["sglang", "flashinfer", "sglang_sm120"]
 OutDtype = Literal["bfloat16", "float16"]
 
-#: Compute capabilities for which every record must have a row.
+#: Compute capabilities for which every record must have a row, or an :class:`Absence` that says why it has none.
 CAPABILITIES: tuple[Capability, ...] = ((8, 0), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1))
 
 
