@@ -114,7 +114,6 @@ class Backend:
         exact_fused_scales: right when the shards of a fused projection have different global scales.
         quantizes_itself: one op of ours takes bf16/fp16 activations (seam A), no separate quantizer.
         needs_probe: code that multiplies in a way never checked on the user's card until ``probe`` ran.
-        trust: tie-break, higher is more trusted.
         implementation: name of the module of ours that multiplies, imported on first use; ``None`` for foreign ones.
     """
 
@@ -131,7 +130,6 @@ class Backend:
     exact_fused_scales: bool = False
     quantizes_itself: bool = False
     needs_probe: bool = False
-    trust: int = 0
     implementation: str | None = None
 
     @property

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
-from sglang_sm120 import __version__
+from sglang_sm120 import __version__, env
 from sglang_sm120.errors import SeamError
 from sglang_sm120.host import installation
 from sglang_sm120.host.patching import Patcher
@@ -56,6 +56,9 @@ class _Installer:
         if self.done:
             return
         self.done = True
+        if env.disabled():
+            self.reason_off = f"{env.DISABLE} is set"
+            return
         problem = self._reason_to_stay_off()
         if problem is None:
             problem = self._patch_or_arm()
