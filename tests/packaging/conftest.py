@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.environments import PYTHON_VERSIONS, ROOT, Env, clean_environ, find_interpreter
+from tests.packaging.environments import ROOT, Env, clean_environ
+from tests.support import pythons
 
 #: Left behind when the sources are copied: caches, and what earlier builds wrote.
 NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "build", "dist")
@@ -58,17 +59,18 @@ def sdist(dist: Path) -> Path:
     return next(dist.glob("*.tar.gz"))
 
 
-@pytest.fixture(scope="session", params=PYTHON_VERSIONS)
-def interpreter(request: pytest.FixtureRequest) -> Path:
+@pytest.fixture(scope="session", params=pythons.SUPPORTED, ids=lambda minor: f"3.{minor}")
+def interpreter(request: pytest.FixtureRequest) -> str:
     """Each supported Python that this machine has."""
-    found = find_interpreter(request.param)
+    found = pythons.interpreter(request.param)
     if found is None:
-        pytest.skip(f"python{request.param} missing")
+        # A class of its own for each version, so that a version that is there cannot hide in the allowance.
+        pytest.skip(f"python3.{request.param} missing")
     return found
 
 
 @pytest.fixture(scope="session")
-def plain(interpreter: Path, tmp_path_factory: pytest.TempPathFactory) -> Env:
+def plain(interpreter: str, tmp_path_factory: pytest.TempPathFactory) -> Env:
     """An environment with nothing but a ``.pth`` file that does nothing, as most have one. Must not be changed."""
     env = Env.create(tmp_path_factory.mktemp("plain") / "env", interpreter)
     (env.site_packages / "nothing.pth").write_text("# Python >= 3.13 loads a codec to read this.\n", encoding="utf-8")
@@ -76,7 +78,7 @@ def plain(interpreter: Path, tmp_path_factory: pytest.TempPathFactory) -> Env:
 
 
 @pytest.fixture(scope="session")
-def installed(interpreter: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Env:
+def installed(interpreter: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Env:
     """An environment of each Python with the wheel and nothing else. Must not be changed."""
     env = Env.create(tmp_path_factory.mktemp("installed") / "env", interpreter)
     env.pip("install", "--no-deps", "--no-index", wheel)

@@ -1,8 +1,7 @@
-"""Fresh virtual environments for the packaging tests, and interpreters to make them with."""
+"""Fresh virtual environments for the packaging tests."""
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PYTHON_VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 #: What could reach into the interpreters under test from the one that runs the tests.
 _FOREIGN = ("PYTHON", "SGLANG_", "VIRTUAL_ENV", "COV_CORE")
@@ -21,26 +19,6 @@ def clean_environ(**extra: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)} | extra
 
 
-@functools.cache
-def find_interpreter(version: str) -> Path | None:
-    """An installed CPython of this version: the running one, one on the PATH, or one that pyenv installed."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
-    candidates = [
-        Path(sys.executable),
-        *(Path(folder, f"python{version}") for folder in os.get_exec_path()),
-        *sorted(pyenv.glob(f"versions/{version}.*/bin/python")),
-    ]
-    # pyenv puts a launcher on the PATH for versions that are not switched on, so being there is not enough.
-    ask = "import sys, venv; print('%d.%d' % sys.version_info[:2])"
-    for candidate in filter(Path.is_file, candidates):
-        answer = subprocess.run(
-            [candidate, "-c", ask], capture_output=True, text=True, env=clean_environ(), check=False
-        )
-        if answer.stdout.strip() == version:
-            return candidate
-    return None
-
-
 @dataclass(frozen=True)
 class Env:
     """A virtual environment without pip; pip runs from outside, so nothing but the package lies in it."""
@@ -48,9 +26,9 @@ class Env:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, interpreter: Path | None = None) -> Env:
+    def create(cls, path: Path, interpreter: str = sys.executable) -> Env:
         """Make the environment with this interpreter, or with the one that runs the tests."""
-        command = [str(interpreter or sys.executable), "-m", "venv", "--without-pip", str(path)]
+        command = [interpreter, "-m", "venv", "--without-pip", str(path)]
         subprocess.run(command, check=True, env=clean_environ())
         return cls(path)
 

@@ -122,7 +122,7 @@ def test_target_installation_is_inactive_and_says_so(wheel: Path, fake_sglang: P
     assert env.output("import sglang", PYTHONPATH=f"{target}:{fake_sglang}") == "sglang\n"
 
 
-def test_uninstall_leaves_no_trace(interpreter: Path, wheel: Path, fake_sglang: Path, tmp_path: Path) -> None:
+def test_uninstall_leaves_no_trace(interpreter: str, wheel: Path, fake_sglang: Path, tmp_path: Path) -> None:
     env = Env.create(tmp_path / "env", interpreter)
     # pip also removes a site-packages folder that it leaves empty.
     (env.site_packages / "another_package.py").touch()
