@@ -89,7 +89,9 @@ def _call_times() -> dict[str, list[float]]:
                 modelopt.ModelOptFp4LinearMethod.apply, foreign, unprepared, x
             ),
             "backend function of ours called directly": lambda: at_once(*linear),
-            "the same through torch.ops.sglang_sm120.nvfp4_linear": lambda: ops.nvfp4_linear(*linear, "torch_reference"),
+            "the same through torch.ops.sglang_sm120.nvfp4_linear": lambda: ops.nvfp4_linear(
+                *linear, "torch_reference"
+            ),
         }
     )
 

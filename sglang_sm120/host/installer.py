@@ -24,7 +24,7 @@ from sglang_sm120 import __version__, env
 from sglang_sm120.errors import SeamError
 from sglang_sm120.host import installation
 from sglang_sm120.host.patching import Patcher
-from sglang_sm120.host.source_probe import ModuleSource, package_root
+from sglang_sm120.host.source_probe import ModuleSource, package_root, without_collector
 
 logger = logging.getLogger("sglang_sm120")
 
@@ -234,15 +234,16 @@ def probe(root: Path, release: Version) -> dict[str, str]:
     """Compare the source below ``root`` with what the seams expect; return what differs, by seam."""
     from sglang_sm120.host.seams import SEAMS
 
-    problems: dict[str, str] = {}
-    sources: dict[str, ModuleSource | None] = {}
+    by_module: dict[str, list[Any]] = {}
     for seam in SEAMS:
-        if not seam.exists_in(release):
-            continue
-        if seam.module not in sources:
-            sources[seam.module] = ModuleSource.load(root, seam.module)
-        source = sources[seam.module]
-        problem = f"no module {seam.module}" if source is None else seam.check(source)
-        if problem is not None:
-            problems[seam.name] = problem
+        if seam.exists_in(release):
+            by_module.setdefault(seam.module, []).append(seam)
+    problems: dict[str, str] = {}
+    with without_collector():
+        for name, seams in by_module.items():
+            source = ModuleSource.load(root, name)
+            for seam in seams:
+                problem = f"no module {name}" if source is None else seam.check(source)
+                if problem is not None:
+                    problems[seam.name] = problem
     return problems

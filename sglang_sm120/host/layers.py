@@ -57,6 +57,12 @@ def scales_differ(layer: torch.nn.Module, convention: Convention) -> bool:
     return any(torch.unique(getattr(layer, name).data).numel() > 1 for name in names if name is not None)
 
 
+def remember_dtype(layer: Any, dtype: torch.dtype) -> None:
+    """Keep the model's dtype on the layer. Some classes of SGLang do not, and the default dtype that model code runs
+    under is back to float32 when weights are prepared."""
+    layer.sm120_dtype = dtype
+
+
 def mark_unloaded(layer: torch.nn.Module, convention: Convention) -> None:
     """Fill the global scales with NaN right after creation, so that a missing one is seen.
 
@@ -160,7 +166,7 @@ def _forward_quantized(
         getattr(layer, group.scale_name),
         layer.sm120_alpha,
         bias,
-        layer.params_dtype,
+        layer.sm120_dtype,
         prepared.backend,
     )
 
@@ -201,6 +207,34 @@ def _swizzle_scales(layer: Any, convention: Convention, bounds: list[tuple[int, 
     for name, (start, stop) in zip(names, bounds, strict=True):
         _derive(layer, name, layout.swizzle_128x4(parameter.data[start:stop]))
     return names
+
+
+def refuse_reload_if_padded(layer: Any, convention: Convention, unpadded: torch.Size, backend: str) -> None:
+    """Name the reason before a reload dies in an assertion of a weight loader.
+
+    SGLang's preparation replaces a weight whose N or K is not a multiple of 32 by a padded one, into which the
+    checkpoint's tensor no longer fits. Nothing has been written when this is raised.
+    """
+    parameter = getattr(layer, convention.weight)
+    if parameter.shape == unpadded:
+        return
+
+    def refusing_loader(*args: Any, **kwargs: Any) -> None:
+        n, half_k = unpadded
+        raise ConfigError(
+            f"The weights of {layer_name(layer)} cannot be loaded again: SGLang padded it from N={n}, K={2 * half_k} for "
+            f"--fp4-gemm-backend {backend}. Restart the server with the new weights, or serve with torch_reference."
+        )
+
+    if hasattr(parameter, "_weight_loader"):
+        parameter._weight_loader = refusing_loader
+    else:
+        parameter.weight_loader = refusing_loader
+
+
+def layer_name(layer: Any) -> str:
+    """The layer's place in the model where SGLang tells it, else its class and size."""
+    return getattr(layer, "prefix", "") or f"{type(layer).__name__} (N={sum(layer.logical_widths)})"
 
 
 def _restore_order_before_loading(parameter: Any) -> None:

@@ -87,7 +87,7 @@ def guard_preemption(module: ModuleType, patcher: Patcher) -> None:
     original = module.try_qwen3x_nvfp4_gemm
 
     def try_qwen3x_nvfp4_gemm(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-        if STATE.decision is not None and STATE.decision.backend is not None and STATE.decision.explicit:
+        if STATE.decision is not None and STATE.chosen is not None and STATE.decision.explicit:
             return None
         return original(*args, **kwargs)  # type: ignore[no-any-return]
 

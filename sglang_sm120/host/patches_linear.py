@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import ModuleType
 from typing import Any
 
@@ -19,22 +20,30 @@ def wrap_weights(module: ModuleType, patcher: Patcher, *, convention: Convention
     """Prepare layers that a backend of ours serves; check the others before SGLang prepares them."""
     cls = getattr(module, convention.cls)
     create, process = cls.create_weights, cls.process_weights_after_loading
+    signature = inspect.signature(create)
     seam = f"weights ({convention.label})"
 
     def create_weights(self: Any, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         create(self, layer, *args, **kwargs)
-        if _deciding():
+        if STATE.chosen is not None:
+            given = signature.bind(self, layer, *args, **kwargs).arguments
+            layers.remember_dtype(layer, given["params_dtype"])
             layers.mark_unloaded(layer, convention)
 
     def process_weights_after_loading(self: Any, layer: torch.nn.Module) -> None:
-        backend = None
-        if _deciding():
-            layers.fill_unloaded(layer, convention)
-            backend = _backend_for(layer, convention)
-        if backend is None:
+        if STATE.chosen is None:
+            process(self, layer)
+            return
+        layers.fill_unloaded(layer, convention)
+        backend = _backend_for(layer, convention)
+        if backend is not None:
+            layers.prepare(layer, self, convention, backend)
+        elif convention.weight_only:
             process(self, layer)
         else:
-            layers.prepare(layer, self, convention, backend)
+            unpadded = getattr(layer, convention.weight).shape
+            process(self, layer)
+            layers.refuse_reload_if_padded(layer, convention, unpadded, STATE.chosen)
 
     patcher.set(cls, "create_weights", mark(seam, create_weights, create))
     patcher.set(cls, "process_weights_after_loading", mark(seam, process_weights_after_loading, process))
@@ -70,10 +79,6 @@ def admit(module: ModuleType, patcher: Patcher, *, cls: str) -> None:
     patcher.set(owner, "get_min_capability", classmethod(mark(f"admission ({label})", get_min_capability, original)))
 
 
-def _deciding() -> bool:
-    return STATE.decision is not None and STATE.decision.backend is not None
-
-
 def _backend_for(layer: Any, convention: Convention) -> str | None:
     """Name of the backend of ours that serves ``layer``, or ``None`` for SGLang's own path."""
     assert STATE.decision is not None
@@ -86,10 +91,10 @@ def _backend_for(layer: Any, convention: Convention) -> str | None:
     chosen = layer_backend(
         STATE.decision,
         STATE.facts,
-        name=getattr(layer, "prefix", "") or f"{type(layer).__name__} {n}x{k}",
+        name=layers.layer_name(layer),
         n=-(-n // pad) * pad,
         k=-(-k // pad) * pad,
-        out_dtype=str(getattr(layer, "params_dtype", torch.get_default_dtype())).removeprefix("torch."),
+        out_dtype=str(layer.sm120_dtype).removeprefix("torch."),
         fused_scales_differ=layers.scales_differ(layer, convention),
     )
     return chosen if BACKENDS[chosen].quantizes_itself else None

@@ -75,11 +75,12 @@ def _has_function(name: str, *signatures: list[str], cls: str | None = None) -> 
     return check
 
 
-def _starts_with(name: str, first: list[str], *, cls: str) -> Check:
+def _takes(name: str, first: list[str], also: list[str], *, cls: str) -> Check:
     def check(source: ModuleSource) -> str | None:
         function = source.function(name, cls)
-        if function is None or argument_names(function)[: len(first)] != first:
-            return f"no function {cls}.{name}({', '.join(first)}, ...)"
+        names = argument_names(function) if function is not None else []
+        if names[: len(first)] != first or not set(also) <= set(names):
+            return f"no function {cls}.{name}({', '.join([*first, *also])}, ...)"
         return None
 
     return check
@@ -143,7 +144,7 @@ def _linear_seams(convention: Convention) -> tuple[Seam, ...]:
             convention.module,
             _all(
                 _has_function("process_weights_after_loading", ["self", "layer"], cls=convention.cls),
-                _starts_with("create_weights", ["self", "layer"], cls=convention.cls),
+                _takes("create_weights", ["self", "layer"], ["params_dtype"], cls=convention.cls),
             ),
             "patches_linear:wrap_weights",
             {"convention": convention},

@@ -27,6 +27,11 @@ class ServingState:
     def decide(self, decision: Decision, facts: HostFacts, backend: Backend | None) -> None:
         self.decision, self.facts, self.backend = decision, facts, backend
 
+    @property
+    def chosen(self) -> str | None:
+        """Name of the backend that we chose or accepted; ``None`` while everything is left to SGLang."""
+        return self.decision.backend if self.decision is not None else None
+
     def warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:
             self._warned.add(key)

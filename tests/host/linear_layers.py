@@ -36,7 +36,6 @@ class Case:
 
     def load(self, shards: list[Nvfp4Weight]) -> None:
         """Write ``shards`` through the parameters' own weight loaders, as a (re)load does."""
-        self.shards = shards
         decode = torch.stack([s.global_decode_scale for s in shards])
         inputs = torch.stack(self.input_decode)
         packed = torch.cat([s.packed for s in shards])
@@ -49,6 +48,7 @@ class Case:
         input_name = "input_scale" if modelopt else "input_global_scale"
         if hasattr(self.layer, input_name):
             self._write(input_name, inputs if modelopt else 1 / inputs)
+        self.shards = shards
 
     def _write(self, name: str, value: torch.Tensor) -> None:
         parameter = getattr(self.layer, name)
@@ -65,11 +65,12 @@ class Case:
     def expected(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """float64 [M, N]: every shard computed by itself, from its own weight and its own scales."""
         parts = []
+        x = x.cpu()
         for shard, decode in zip(self.shards, self.input_decode, strict=True):
             seen = x.to(torch.float64) if self.weight_only else self._quantized(x, decode)
             parts.append(seen @ shard.dequantized().T)
         out = torch.cat(parts, dim=1)
-        return out if bias is None else out + bias.to(torch.float64)
+        return out if bias is None else out + bias.cpu().to(torch.float64)
 
     @property
     def weight_only(self) -> bool:
@@ -93,6 +94,7 @@ def make_case(
     dtype: torch.dtype = torch.bfloat16,
     same_scales: bool = True,
     input_decode: Sequence[float] | None = None,
+    device: str = "cpu",
 ) -> Case:
     """Create, load and prepare a layer of ``kind`` with output shards of ``widths`` columns.
 
@@ -105,7 +107,7 @@ def make_case(
     decode = list(input_decode or [0.004] * len(widths))
     method = _method(kind)
     layer = torch.nn.Module()
-    with _default_dtype(dtype):
+    with _default_dtype(dtype), torch.device(device):
         _create(method, kind, layer, k, list(widths), dtype)
     case = Case(layer, method, kind, shards, [torch.tensor(d) for d in decode])
     case.load(shards)
