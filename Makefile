@@ -6,7 +6,7 @@ DEV = py=$$($(PYTHON) tools/envs.py dev --print) && "$$py"
 CPP_FILES = git ls-files -z --cached --others --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint types build bench-startup clean
+.PHONY: help demo test test-all test-gpu lint types build bench-host bench-startup clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,6 +34,9 @@ types: ## mypy
 
 build: ## The sdist and the wheel, in dist/
 	$(DEV) -m build
+
+bench-host: ## What the hooks cost per process and per call
+	$(DEV) benchmarks/host.py
 
 bench-startup: ## What the boot file costs at the start of an interpreter
 	$(DEV) benchmarks/startup.py

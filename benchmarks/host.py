@@ -75,7 +75,7 @@ def _call_times() -> dict[str, list[float]]:
     module: Any = SimpleNamespace(flashinfer_fp4_gemm=at_once)
     patches_gemm.route_gemm(module, Patcher())
     arguments = (byte, byte, byte, byte, scale, torch.bfloat16)
-    torch_reference.linear = at_once  # type: ignore[assignment]
+    torch_reference.linear = at_once
     x = torch.empty(1, 16, dtype=torch.bfloat16)
     linear = (x, byte, byte, scale, scale, None)
     original_apply = modelopt.ModelOptFp4LinearMethod.apply.__wrapped__

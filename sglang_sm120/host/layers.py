@@ -222,8 +222,8 @@ def refuse_reload_if_padded(layer: Any, convention: Convention, unpadded: torch.
     def refusing_loader(*args: Any, **kwargs: Any) -> None:
         n, half_k = unpadded
         raise ConfigError(
-            f"The weights of {layer_name(layer)} cannot be loaded again: SGLang padded it from N={n}, K={2 * half_k} for "
-            f"--fp4-gemm-backend {backend}. Restart the server with the new weights, or serve with torch_reference."
+            f"The weights of {layer_name(layer)} cannot be loaded again: SGLang padded it from N={n}, K={2 * half_k} "
+            f"for --fp4-gemm-backend {backend}. Restart the server with the new weights, or serve with torch_reference."
         )
 
     if hasattr(parameter, "_weight_loader"):

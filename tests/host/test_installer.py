@@ -123,7 +123,8 @@ def test_a_release_that_is_unknown_and_matches_serves_our_values(tmp_path: Path)
     shadow = shadow_sglang(tmp_path, {FP4_UTILS: ("import torch", "import torch  # the same code")}, version="0.5.99")
     code = "import sys, sglang.srt.server_args as s\nprint('torch_reference' in s.FP4_GEMM_RUNNER_BACKEND_CHOICES)"
     run = run_python(code, "--fp4-gemm-backend", "torch_reference", path=shadow)
-    assert run.returncode == 0 and run.stdout.strip() == "True", run.stderr
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "True"
 
 
 def test_two_versions_of_the_plugin_stop_a_server_that_needs_one(tmp_path: Path) -> None:
@@ -154,7 +155,8 @@ def test_a_whitelist_without_us_switches_us_off_and_says_so() -> None:
 def test_the_switch_leaves_no_trace_in_the_process() -> None:
     code = "import sys, sglang; print([m for m in sys.modules if m.startswith('sglang_sm120.host')])"
     run = run_python(code, SGLANG_SM120_DISABLE="1")
-    assert run.returncode == 0 and run.stdout.strip().endswith("[]"), run.stderr
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip().endswith("[]")
 
 
 def test_installing_twice_wraps_once() -> None:
