@@ -23,9 +23,7 @@ from torch import Tensor
 
 from cpu_host import nvfp4
 
-Format = Literal[
-    "bf16", "modelopt", "modelopt-awq", "modelopt-w4a16", "compressed-tensors", "compressed-tensors-w4a16"
-]
+Format = Literal["bf16", "modelopt", "modelopt-awq", "modelopt-w4a16", "compressed-tensors", "compressed-tensors-w4a16"]
 
 #: ModelOpt's names of its algorithms.
 _MODELOPT_ALGORITHM = {"modelopt": "NVFP4", "modelopt-awq": "NVFP4_AWQ", "modelopt-w4a16": "W4A16_NVFP4"}
@@ -231,9 +229,7 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=[_END], initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=[_END], initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([_TEXT] * 50, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {

@@ -1,8 +1,7 @@
 """Start a real SGLang server, talk to it, read what its scheduler counted, and stop it without a trace.
 
 Standard library only, so that the demo and the tests of any environment can use it. A server binds to
-127.0.0.1 and a free port, runs in its own session, and is found again by a marker in the environment of its
-processes: SGLang's children may leave the process group, they cannot leave that.
+127.0.0.1 and a free port and runs in its own session, by which all its processes are found again.
 """
 
 from __future__ import annotations
@@ -74,7 +73,8 @@ class Launch:
         settings = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
         inherited = {k: v for k, v in os.environ.items() if k not in settings}
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-        cpu = {"SGLANG_USE_CPU_ENGINE": "1"} if self.cpu else {}
+        # Releases up to 0.5.10 compile small functions with torch.compile, which would call a C++ compiler.
+        cpu = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"} if self.cpu else {}
         evidence = {
             EVIDENCE_VARIABLE: str(self.workdir / "evidence"),
             MUTATION_VARIABLE: str(self.workdir / "mutation"),
@@ -131,6 +131,7 @@ class Server:
         self._id = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._running_log = 0
 
     @property
     def log_path(self) -> Path:
@@ -232,13 +233,21 @@ class Server:
         return self.launch.workdir / "evidence"
 
     def processes(self) -> list[int]:
-        """Every live process of this server, wherever in the process tree it is."""
-        wanted = f"{_MARKER}={self._id}".encode()
+        """Every live process of this server: those of its session, and those that carry its marker.
+
+        One sign would not do: a process may open a session of its own, and one that changes its title
+        (SGLang's do) overwrites its environment.
+        """
+        if self._process is None:
+            return []
+        marker = f"{_MARKER}={self._id}".encode()
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                    mine = int(session) == self._process.pid or marker in (entry / "environ").read_bytes().split(b"\0")
+                    if mine and state != "Z":
                         found.append(int(entry.name))
         return found
 
@@ -246,6 +255,7 @@ class Server:
         """Ask the server to end, then end what is left; return the processes that had to be killed."""
         if self._process is None:
             return []
+        self._running_log = len(self.log())
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=30)
@@ -263,4 +273,5 @@ class Server:
         return leftover
 
     def crash_lines(self) -> list[str]:
-        return [line for line in self.log().splitlines() if _CRASH.search(line)]
+        """What looks like a crash in the log since :meth:`stop`."""
+        return [line for line in self.log()[self._running_log :].splitlines() if _CRASH.search(line)]

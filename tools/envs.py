@@ -11,7 +11,8 @@ changed. ``SM120_DEV_CACHE`` moves the cache, ``TORCH_INDEX_URL`` chooses where 
 
 Nineteen SGLang releases would be nineteen copies of torch. Instead an environment is an empty venv whose one
 ``.pth`` file stacks shared layers: SGLang's own files, the transformers it pins, the tools, and a base with
-torch and everything else. A layer is built once; what was interrupted is built again, the rest is kept.
+torch and everything else. A layer's folder is named after its contents: it is built once, never changed while
+someone uses it, and what was interrupted is built again. ``rm -r .cache/envs`` frees everything.
 The same file arms ``cpu_host.runtime``, so that SGLang imports in every process on a machine without a GPU.
 """
 
@@ -97,21 +98,22 @@ def ensure(name: str) -> Path:
     if name not in names():
         raise EnvError(f"no environment is called {name!r}; known: {', '.join(names())}")
     if sys.version_info < (3, 11):
-        raise EnvError(f"Python 3.11 or newer is needed (SGLang >= 0.5.22 asks for it), this is {sys.version.split()[0]}")
+        raise EnvError(
+            f"Python 3.11 or newer is needed (SGLang >= 0.5.22 asks for it), this is {sys.version.split()[0]}"
+        )
     with _locked(cache_dir() / "lock"):
-        layers = _layers(name)
-        env = _thin_env(name, layers)
-        _install_package(env, editable=name == "dev")
+        base = _base()
+        env = _thin_env(name, _layers(name, base))
+        _install_package(env, base, editable=name == "dev")
     return _python(env)
 
 
 # --- layers ------------------------------------------------------------------------------------------------
 
 
-def _layers(name: str) -> list[Path]:
+def _layers(name: str, base: Path) -> list[Path]:
     """The folders an environment stacks, first wins; the base interpreter's packages come last."""
     version = NEWEST if name == "dev" else name.removeprefix("sglang-")
-    base = _base()
     layers = [_target_layer(base, f"sglang-{version}", [f"sglang=={version}"])]
     layers.append(_target_layer(base, f"transformers-{RELEASES[version]}"))
     if name == "dev":
@@ -132,7 +134,7 @@ def _base() -> Path:
         choice = ["--index-url", index] if index else []
         _run("base: installing torch", _pip(path, "-r", str(files[2]), *choice))
 
-    return _once(cache_dir() / "base", [*(f.read_bytes() for f in files), (index or "").encode()], build)
+    return _once("base", [*(f.read_bytes() for f in files), (index or "").encode()], build)
 
 
 def _target_layer(base: Path, name: str, packages: list[str] | None = None) -> Path:
@@ -145,7 +147,7 @@ def _target_layer(base: Path, name: str, packages: list[str] | None = None) -> P
     def build(path: Path) -> None:
         _run(f"{name}: installing", _pip(base, "--no-deps", "--target", str(path), *wanted))
 
-    return _once(cache_dir() / "layers" / name, [w.encode() for w in wanted], build)
+    return _once(f"layers/{name}", [w.encode() for w in wanted], build)
 
 
 def _cpu_host_layer() -> Path:
@@ -160,17 +162,20 @@ def _cpu_host_layer() -> Path:
     return layer
 
 
-def _once(path: Path, inputs: Iterable[bytes], build: Callable[[Path], None]) -> Path:
-    """Build ``path`` unless it is complete and was made from the same inputs."""
+def _once(name: str, inputs: Iterable[bytes], build: Callable[[Path], None]) -> Path:
+    """The folder ``name-DIGEST`` made from these inputs, built if it is not complete."""
     digest = _digest(inputs)
-    stamp = path / ".complete"
-    if stamp.is_file() and stamp.read_text(encoding="ascii") == digest:
-        return path
+    path = cache_dir() / f"{name}-{digest[:8]}"
+    if not (path / ".complete").is_file():
+        _build_anew(path, digest, build)
+    return path
+
+
+def _build_anew(path: Path, stamp: str, build: Callable[[Path], None]) -> None:
     shutil.rmtree(path, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     build(path)
-    stamp.write_text(digest, encoding="ascii")
-    return path
+    (path / ".complete").write_text(stamp, encoding="ascii")
 
 
 def _thin_env(name: str, layers: list[Path]) -> Path:
@@ -184,7 +189,12 @@ def _thin_env(name: str, layers: list[Path]) -> Path:
             _adopt_script(script, path)
         _write_bytecode(path)
 
-    return _once(cache_dir() / name, ["\n".join(map(str, layers)).encode(), *map(_stamp_of, layers)], build)
+    path = cache_dir() / name
+    wanted = _digest([_SERVER_IMPORTS.encode(), *(os.fsencode(layer) for layer in layers)])
+    stamp = path / ".complete"
+    if not stamp.is_file() or stamp.read_text(encoding="ascii") != wanted:
+        _build_anew(path, wanted, build)
+    return path
 
 
 def _write_bytecode(env: Path) -> None:
@@ -196,39 +206,35 @@ def _write_bytecode(env: Path) -> None:
     _run(f"{env.name}: first import", [str(_python(env)), "-W", "ignore", "-c", _SERVER_IMPORTS])
 
 
-def _stamp_of(layer: Path) -> bytes:
-    """The stamp of a layer: a rebuilt layer may have other scripts, so its environments are rebuilt too."""
-    stamp = layer / ".complete"
-    return stamp.read_bytes() if stamp.is_file() else b""
-
-
 def _adopt_script(script: Path, env: Path) -> None:
-    """Copy a console script; a layer's own copy would start the interpreter that installed the layer."""
+    """Offer a layer's command: a program by a link, a Python script as a copy that starts this environment."""
     first, _, rest = script.read_bytes().partition(b"\n")
+    target = env / "bin" / script.name
     if first.startswith(b"#!") and b"python" in first:
-        target = env / "bin" / script.name
         target.write_bytes(b"#!" + os.fsencode(_python(env)) + b"\n" + rest)
         target.chmod(0o755)
+    elif not target.exists():
+        target.symlink_to(script)
 
 
 # --- this package --------------------------------------------------------------------------------------------
 
 
-def _install_package(env: Path, *, editable: bool) -> None:
+def _install_package(env: Path, base: Path, *, editable: bool) -> None:
     """Install this repository's package, again whenever what was installed differs from the sources."""
     digest = _digest(_source_bytes(EDITABLE_PARTS if editable else PACKAGE_PARTS))
     stamp = env / ".package"
     if stamp.is_file() and stamp.read_text(encoding="ascii") == digest:
         return
-    source = ["--editable", str(ROOT)] if editable else [str(_wheel(digest))]
-    command = _pip(cache_dir() / "base", "--no-deps", "--no-index", "--no-build-isolation", *source, target=env)
+    source = ["--editable", str(ROOT)] if editable else [str(_wheel(base, digest))]
+    command = _pip(base, "--no-deps", "--no-index", "--no-build-isolation", *source, target=env)
     if not editable:
         command.append("--force-reinstall")  # the version number does not change while the sources do
     _run(f"{env.name}: installing sglang-sm120{' (editable)' if editable else ''}", command)
     stamp.write_text(digest, encoding="ascii")
 
 
-def _wheel(digest: str) -> Path:
+def _wheel(base: Path, digest: str) -> Path:
     """Build the package's wheel from a copy of the sources, so that the repository stays clean."""
 
     def build(path: Path) -> None:
@@ -239,11 +245,11 @@ def _wheel(digest: str) -> Path:
                 shutil.copytree(part, source / part.name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
             else:
                 shutil.copy(part, source)
-        pip = [str(_python(cache_dir() / "base")), "-m", "pip", "wheel", *PIP_QUIET, "--no-deps", "--no-index"]
+        pip = [str(_python(base)), "-m", "pip", "wheel", *PIP_QUIET, "--no-deps", "--no-index"]
         _run("building the wheel of sglang-sm120", [*pip, "--no-build-isolation", "-w", str(path), str(source)])
         shutil.rmtree(source)
 
-    folder = _once(cache_dir() / "wheel", [digest.encode()], build)
+    folder = _once("wheels/wheel", [digest.encode()], build)
     return next(folder.glob("*.whl"))
 
 
@@ -331,7 +337,9 @@ def _say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Create and find the cached environments of this repository.")
     parser.add_argument("name", nargs="?", help="dev, or sglang-VERSION")
-    parser.add_argument("--print", action="store_true", dest="bare", help="print the interpreter's path and nothing else")
+    parser.add_argument(
+        "--print", action="store_true", dest="bare", help="print the interpreter's path and nothing else"
+    )
     parser.add_argument("--list", action="store_true", help="print every name and stop")
     options = parser.parse_args()
     if options.list or not options.name:

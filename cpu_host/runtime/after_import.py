@@ -20,7 +20,7 @@ class _Wrapped(Loader):
         return getattr(self._real, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._real.create_module(spec)  # type: ignore[no-any-return]
+        return self._real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = self._real

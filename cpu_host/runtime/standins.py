@@ -11,7 +11,7 @@ and calling one raises, so that a path that really needs a kernel cannot pass un
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -49,6 +49,10 @@ class _Triton(ModuleType):
 
     def __getitem__(self, key: Any) -> _Triton:
         return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Empty. Without this, ``"cpu" in triton.backends.backends`` would ask ``__getitem__`` for ever."""
+        return iter(())
 
     def __or__(self, other: Any) -> _Triton:  # annotations such as ``tl.tensor | None``
         return self
