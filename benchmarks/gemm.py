@@ -13,8 +13,7 @@ import argparse
 import copy
 import json
 import statistics
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +69,7 @@ class Ours:
 
     def __init__(self, library: Any, m: int, n: int, k: int) -> None:
         self.library, self.count = library, rotation(n, k)
+
         def draw(*shape: int) -> torch.Tensor:
             return torch.randint(0, 256, shape, device="cuda", dtype=torch.uint8)
 
@@ -82,16 +82,14 @@ class Ours:
         self.alpha = torch.full((n,), 0.01, device="cuda")
         self.out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
-    def call(self, index: int, pdl: bool, cluster: int = 0, stages: int = 0) -> None:
+    def call(self, index: int, pdl: bool, cluster: int = 0) -> None:
         weight, scale = self.weights[index % self.count]
-        self.library.nvfp4_gemm_skinny(
-            self.a, self.a_scale, weight, scale, self.alpha, None, self.out, pdl, cluster, stages
-        )
+        self.library.nvfp4_gemm_skinny(self.a, self.a_scale, weight, scale, self.alpha, None, self.out, pdl, cluster)
 
-    def time(self, mode: str, cluster: int = 0, stages: int = 0) -> float:
+    def time(self, mode: str, cluster: int = 0) -> float:
         """Microseconds per call in a launch mode."""
         streams = 4 if mode == "independent" else 1
-        return time_graph(lambda i: self.call(i, mode == "pdl", cluster, stages), self.count, streams)
+        return time_graph(lambda i: self.call(i, mode == "pdl", cluster), self.count, streams)
 
 
 def humming_layers(n: int, k: int) -> list[Any]:
@@ -112,13 +110,46 @@ def read_bandwidth() -> float:
     return data.numel() * 8 / microseconds * 1e-6
 
 
+def time_shape(args: argparse.Namespace, library: Any, load_only: Any, n: int, k: int) -> Iterator[dict[str, Any]]:
+    """Yield one row per token count, and print it."""
+    layers = humming_layers(n, k) if args.humming else []
+    count = max(2, min(16, (ROTATION_BYTES * 2) // (2 * n * k)))
+    dense = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)] if args.bf16 else []
+    for m in args.tokens:
+        row: dict[str, Any] = {"M": m, "N": n, "K": k, "MB": n * k * 9 / 16 * 1e-6}
+        row["config"] = str(library.nvfp4_gemm_skinny_config(m, n, k))
+        ours = Ours(library, m, n, k)
+        for mode in ("pdl", "plain", "independent"):
+            row[mode] = ours.time(mode)
+        if args.sweep:
+            for cluster in (1, 2, 4, 8):
+                row[f"cluster{cluster}"] = [ours.time(mode, cluster) for mode in ("pdl", "plain")]
+        if load_only is not None:
+            ours.library = load_only
+            row["load_path_pdl"] = ours.time("pdl")
+        del ours
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        for name, peers in (("humming", layers), ("bf16", dense)):
+            if peers:
+                row[name] = time_peer(name, peers, x)
+        print(json.dumps({key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}), flush=True)
+        yield row
+
+
+def time_peer(name: str, weights: list[Any], x: torch.Tensor) -> float:
+    """Microseconds per call of a peer, its weights rotated like ours."""
+    if name == "humming":
+        return time_graph(lambda i: weights[i % len(weights)](x), len(weights))
+    return time_graph(lambda i: x @ weights[i % len(weights)].T, len(weights))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True)
     parser.add_argument("--load-only-library", help="the same built with -DSM120_LOAD_PATH_ONLY")
     parser.add_argument("--humming", action="store_true")
     parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--sweep", action="store_true", help="also every cluster and stage count")
+    parser.add_argument("--sweep", action="store_true", help="also every cluster size")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many")
     parser.add_argument("--json", type=Path)
@@ -127,42 +158,12 @@ def main() -> None:
 
     library = tvm_ffi.load_module(args.library)
     load_only = tvm_ffi.load_module(args.load_only_library) if args.load_only_library else None
-    rows = []
     header = {"card": torch.cuda.get_device_name(), "read_TBps": read_bandwidth()}
     print(json.dumps(header), flush=True)
-    for n, k in SHAPES[: args.shapes]:
-        layers = humming_layers(n, k) if args.humming else []
-        for m in args.tokens:
-            row: dict[str, Any] = {"M": m, "N": n, "K": k, "MB": n * k * 9 / 16 * 1e-6}
-            ours = Ours(library, m, n, k)
-            row["config"] = str(library.nvfp4_gemm_skinny_config(m, n, k))
-            for mode in ("pdl", "plain", "independent"):
-                row[mode] = ours.time(mode)
-            if load_only is not None:
-                ours.library = load_only
-                row["load_path_pdl"] = ours.time("pdl")
-                ours.library = library
-            if args.sweep:
-                for cluster in (1, 2, 4, 8):
-                    for stages in (2, 4):
-                        pair = [round(ours.time(mode, cluster, stages), 2) for mode in ("pdl", "plain")]
-                        row[f"c{cluster}s{stages}"] = pair
-            del ours
-            x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-            if layers:
-                row["humming"] = time_graph(lambda i: layers[i % len(layers)](x), len(layers))  # noqa: B023
-            if args.bf16:
-                count = max(2, min(16, (ROTATION_BYTES * 2) // (2 * n * k)))
-                dense = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
-                row["bf16"] = time_graph(lambda i: x @ dense[i % count].T, count)  # noqa: B023
-                del dense
-            rows.append(row)
-            shown = {key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}
-            print(json.dumps(shown), flush=True)
-        del layers
+    rows = [row for n, k in SHAPES[: args.shapes] for row in time_shape(args, library, load_only, n, k)]
     if args.json:
         args.json.write_text(json.dumps({**header, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -112,7 +112,9 @@ skinny::Params make_params(const TensorView& a, const TensorView& a_scale, const
   check_operand(b, "b", k, 16);
   const int64_t m = a.size(0);
   const int64_t n = b.size(0);
-  SM120_REQUIRE(m <= skinny::kMaxTokens, "M must be at most 64 for this kernel");
+  SM120_REQUIRE(row_stride(a) * skinny::kMaxTokens < (int64_t{1} << 31) && row_stride(b) < (int64_t{1} << 31),
+                "rows of a and b must be less than 32 MiB apart");
+  SM120_REQUIRE(m <= 65535 * skinny::kMaxTokens, "M must be below four million");
   SM120_REQUIRE(n % 8 == 0 && n < (int64_t{1} << 30), "N must be a multiple of 8");
   check_scales(a_scale, "a_scale", m, k);
   check_scales(b_scale, "b_scale", n, k);
@@ -137,8 +139,8 @@ skinny::Params make_params(const TensorView& a, const TensorView& a_scale, const
   p.weight_scales = static_cast<const uint8_t*>(b_scale.data_ptr());
   p.alpha = static_cast<const float*>(alpha.data_ptr());
   p.out = out.data_ptr();
-  p.activation_stride = row_stride(a);
-  p.weight_stride = row_stride(b);
+  p.activation_stride = static_cast<int>(row_stride(a));
+  p.weight_stride = static_cast<int>(row_stride(b));
   p.out_stride = row_stride(out);
   p.m = static_cast<int>(m);
   p.n = static_cast<int>(n);
@@ -148,11 +150,10 @@ skinny::Params make_params(const TensorView& a, const TensorView& a_scale, const
   return p;
 }
 
-/// out = alpha * a @ b.T + bias for at most 64 rows of a. `cluster` and `stages` 0 mean the kernel's own
-/// choice; other values are for measurements.
+/// out = alpha * a @ b.T + bias meant for few rows of a, right for any number. `cluster` 0 means the kernel's
+/// own choice; other values are for measurements.
 void nvfp4_gemm_skinny(TensorView a, TensorView a_scale, TensorView b, TensorView b_scale, TensorView alpha,
-                       Optional<TensorView> bias, TensorView out, bool dependent_launch, int64_t cluster,
-                       int64_t stages) {
+                       Optional<TensorView> bias, TensorView out, bool dependent_launch, int64_t cluster) {
   const DLDevice device = out.device();
   SM120_REQUIRE(device.device_type == kDLCUDA, "all tensors must be on a CUDA device");
   for (const TensorView& t : {a, a_scale, b, b_scale, alpha}) {
@@ -166,19 +167,17 @@ void nvfp4_gemm_skinny(TensorView a, TensorView a_scale, TensorView b, TensorVie
   skinny::Config config =
       skinny::choose_config(params.m, params.n, params.k, facts.sm_count, facts.max_cluster);
   if (cluster > 0) config.cluster = static_cast<int>(cluster);
-  if (stages > 0) config.stages = static_cast<int>(stages);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   check_cuda(skinny::launch_gemm(params, config, dependent_launch, stream), "launching the NVFP4 GEMM");
 }
 
-/// "cluster C, stages S, token tiles T" that a call on the current device would use.
+/// "cluster C, token tiles T" that a call on the current device would use.
 String nvfp4_gemm_skinny_config(int64_t m, int64_t n, int64_t k) {
   skinny::Device facts = {};
   check_cuda(skinny::current_device(&facts), "reading the device's properties");
   const skinny::Config c = skinny::choose_config(static_cast<int>(m), static_cast<int>(n),
                                                  static_cast<int>(k), facts.sm_count, facts.max_cluster);
-  return "cluster " + std::to_string(c.cluster) + ", stages " + std::to_string(c.stages) + ", token tiles " +
-         std::to_string(c.token_tiles);
+  return "cluster " + std::to_string(c.cluster) + ", token tiles " + std::to_string(c.token_tiles);
 }
 
 }  // namespace

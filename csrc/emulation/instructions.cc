@@ -13,11 +13,8 @@ int thread_index() {
 int block_index() {
   return own_cta().block;
 }
-uint32_t cluster_rank() {
-  return static_cast<uint32_t>(self().cta);
-}
-uint32_t cluster_size() {
-  return static_cast<uint32_t>(machine->shape.cluster);
+int block_index_y() {
+  return machine->grid_row;
 }
 uint32_t dynamic_shared_base() {
   return 0;
@@ -30,19 +27,50 @@ void sync_block() {
   meet(own_cta().barrier, true);
 }
 
-void cluster_arrive() {
+// The relaxed arrive publishes nothing but that this CTA runs, and its mbarrier if that was fenced before.
+void cluster_arrive_relaxed() {
   Thread& thread = self();
   if (thread.cluster_arrived) fail("cluster arrive twice without a wait");
   thread.cluster_arrived = true;
-  thread.cluster_generation = arrive(machine->cluster, thread, true);
-  ++thread.clock[machine->running];  // what follows the arrive is not published by it
+  thread.cluster_generation = arrive(machine->cluster, thread, false);
 }
 
 void cluster_wait() {
   Thread& thread = self();
   if (!thread.cluster_arrived) fail("cluster wait without an arrive");
-  wait(machine->cluster, thread.cluster_generation, thread, true);
+  wait(machine->cluster, thread.cluster_generation, thread, false);
   thread.cluster_arrived = false;
+  thread.knows_cluster_runs = true;
+}
+
+void mbarrier_init_and_expect(uint32_t barrier, uint32_t bytes) {
+  Mbarrier& mbarrier = own_cta().mbarrier;
+  if (barrier % 8 != 0) fail("misaligned mbarrier");
+  if (mbarrier.initialised) fail("mbarrier initialised twice");
+  store_shared(barrier, &bytes, 4);  // the place is taken: other uses of it are races
+  mbarrier.address = barrier;
+  mbarrier.initialised = true;
+  mbarrier.pending = bytes;
+  mbarrier.initialised_by = machine->running;
+  mbarrier.initialised_at = self().clock[machine->running];
+}
+
+void publish_mbarrier() {
+  Mbarrier& mbarrier = own_cta().mbarrier;
+  if (mbarrier.initialised && !self().cluster_arrived) mbarrier.published = true;
+}
+
+void mbarrier_wait(uint32_t barrier) {
+  Thread& thread = self();
+  Mbarrier& mbarrier = own_cta().mbarrier;
+  if (!mbarrier.initialised || mbarrier.address != barrier) fail("wait on something that is no mbarrier");
+  if (thread.clock[mbarrier.initialised_by] < mbarrier.initialised_at)
+    fail("race: mbarrier not known to be initialised");
+  if (mbarrier.pending > 0) {
+    mbarrier.waiting.push_back(machine->running);
+    leave_to_scheduler();
+  }
+  join(thread.clock, mbarrier.clock);
 }
 
 void launch_dependents() {
@@ -69,18 +97,26 @@ void store_shared(uint32_t address, const void* value, int bytes) {
   store_to(own_cta(), address, value, bytes);
 }
 
-void store_cluster(uint32_t address, uint32_t rank, const void* value, int bytes) {
+void store_async(uint32_t address, uint32_t barrier, uint32_t rank, const void* value, int bytes) {
   maybe_yield();
-  if (rank >= cluster_size()) fail("remote store to a rank outside the cluster");
+  Thread& thread = self();
+  if (rank >= static_cast<uint32_t>(machine->shape.cluster))
+    fail("remote store to a rank outside the cluster");
   Cta& target = machine->ctas[rank];
-  const int first = static_cast<int>(rank) * machine->shape.threads;
-  const auto& clock = self().clock;
-  if (std::all_of(clock.begin() + first, clock.begin() + first + machine->shape.threads,
-                  [](auto c) { return c == 0; })) {
-    fail("remote store to a CTA that may not have started");
-  }
+  if (!thread.knows_cluster_runs) fail("remote store to a CTA that may not have started");
   if (target.live == 0) fail("remote store to a CTA that has exited");
+  Mbarrier& mbarrier = target.mbarrier;
+  if (!mbarrier.published || mbarrier.address != barrier)
+    fail("remote store counts on an mbarrier never published");
   store_to(target, address, value, bytes);
+  mbarrier.pending -= bytes;
+  if (mbarrier.pending < 0) fail("more bytes arrive at an mbarrier than it expects");
+  join(mbarrier.clock, thread.clock);
+  ++thread.clock[machine->running];
+  if (mbarrier.pending == 0) {
+    machine->runnable.insert(machine->runnable.end(), mbarrier.waiting.begin(), mbarrier.waiting.end());
+    mbarrier.waiting.clear();
+  }
 }
 
 void load_global(const void* address, void* value, int bytes) {

@@ -10,14 +10,16 @@ namespace emu {
 // Place of the running thread.
 int thread_index();
 int block_index();
-uint32_t cluster_rank();
-uint32_t cluster_size();
+int block_index_y();
 
 // Barriers. Each orders memory among the threads it names, and only among those.
 void sync_warp();
 void sync_block();
-void cluster_arrive();
+void cluster_arrive_relaxed();
 void cluster_wait();
+void mbarrier_init_and_expect(uint32_t barrier, uint32_t bytes);
+void publish_mbarrier();
+void mbarrier_wait(uint32_t barrier);
 
 // Programmatic dependent launch.
 void launch_dependents();
@@ -27,7 +29,7 @@ void wait_for_dependencies();
 uint32_t dynamic_shared_base();
 void load_shared(uint32_t address, void* value, int bytes);
 void store_shared(uint32_t address, const void* value, int bytes);
-void store_cluster(uint32_t address, uint32_t rank, const void* value, int bytes);
+void store_async(uint32_t address, uint32_t barrier, uint32_t rank, const void* value, int bytes);
 void load_global(const void* address, void* value, int bytes);
 void store_global(void* address, const void* value, int bytes);
 

@@ -34,6 +34,8 @@ void end_switch(void* saved, const void** old_stack, size_t* old_bytes) {
 #endif
 }
 
+}  // namespace
+
 void leave_to_scheduler() {
   Thread& thread = self();
   begin_switch(thread.done ? nullptr : &thread.fake_stack, machine->scheduler_stack,
@@ -41,8 +43,6 @@ void leave_to_scheduler() {
   swapcontext(&thread.context, &machine->scheduler);
   end_switch(thread.fake_stack, nullptr, nullptr);
 }
-
-}  // namespace
 
 /// Let others run, now and then: memory operations are points where warps may overtake each other.
 void maybe_yield() {
@@ -52,7 +52,7 @@ void maybe_yield() {
   }
 }
 
-static void join(std::vector<uint32_t>& into, const std::vector<uint32_t>& from) {
+void join(std::vector<uint32_t>& into, const std::vector<uint32_t>& from) {
   if (into.empty()) into.resize(from.size(), 0);
   for (size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
 }
@@ -105,6 +105,8 @@ namespace {
     Thread& thread = self();
     if (!thread.dependencies_done) fail("exit without griddepcontrol.wait");
     if (!thread.dependents_launched) fail("exit without griddepcontrol.launch_dependents");
+    if (own_cta().mbarrier.pending > 0 && own_cta().live == 1)
+      fail("exit before the bytes of an mbarrier arrived");
     if (!thread.open.empty()) fail("exit with cp.async copies in no group");
     for (auto& group : thread.groups) {
       if (!group.empty()) fail("exit with cp.async copies in flight");
@@ -194,11 +196,13 @@ void launch(const LaunchShape& shape, const std::function<void()>& kernel) {
     thread.stack = static_cast<unsigned char*>(stack);
   }
   machine = &m;
-  std::vector<int> order(shape.grid / shape.cluster);
+  const int clusters = shape.grid / shape.cluster;
+  std::vector<int> order(clusters * shape.grid_rows);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), m.random);
   for (int index : order) {
-    build_cluster(m, index * shape.cluster);
+    m.grid_row = index / clusters;
+    build_cluster(m, index % clusters * shape.cluster);
     run_cluster(m);
     m.running = -1;
   }

@@ -33,6 +33,7 @@ void declare_region(const char* name, RegionKind kind, const void* begin, size_t
 
 struct LaunchShape {
   int grid;
+  int grid_rows;
   int cluster;
   int threads;
   uint32_t shared_bytes;

@@ -56,6 +56,18 @@ struct Warp {
   uint32_t payload[2][kWarp][kPayloadWords];
 };
 
+// One mbarrier a CTA is enough for the kernels here.
+struct Mbarrier {
+  uint32_t address = 0;
+  bool initialised = false;
+  bool published = false;
+  int64_t pending = 0;
+  std::vector<int> waiting;
+  std::vector<uint32_t> clock;
+  int initialised_by = 0;
+  uint32_t initialised_at = 0;
+};
+
 struct Cta {
   int block = 0;
   int live = 0;
@@ -63,6 +75,7 @@ struct Cta {
   std::vector<Cell> cells;
   std::vector<Warp> warps;
   Meeting barrier;
+  Mbarrier mbarrier;
 };
 
 struct Thread {
@@ -76,6 +89,7 @@ struct Thread {
   bool dependents_launched = false;
   uint64_t cluster_generation = 0;
   bool cluster_arrived = false;
+  bool knows_cluster_runs = false;
   std::vector<uint32_t> clock;
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
@@ -93,6 +107,7 @@ struct Machine {
   const void* scheduler_stack = nullptr;
   size_t scheduler_stack_bytes = 0;
   int running = -1;
+  int grid_row = 0;
   std::mt19937_64 random;
 };
 
@@ -111,6 +126,8 @@ inline Warp& own_warp() {
 
 // Scheduling and barriers (machine.cc).
 void maybe_yield();
+void leave_to_scheduler();
+void join(std::vector<uint32_t>& into, const std::vector<uint32_t>& from);
 uint64_t arrive(Meeting& meeting, Thread& thread, bool orders_memory);
 void wait(Meeting& meeting, uint64_t generation, Thread& thread, bool orders_memory);
 void meet(Meeting& meeting, bool orders_memory);

@@ -11,7 +11,10 @@ constexpr int kUnitK = 128;  // K of one stage of one warp: two mma steps, 64 by
 constexpr int kWarps = 8;    // K is dealt out unit by unit to the warps of a CTA
 constexpr int kThreads = 32 * kWarps;
 constexpr int kMaxTokens = 64;
-constexpr int kBlock = 16;      // elements of K that share a scale
+constexpr int kBlock = 16;  // elements of K that share a scale
+// Units in flight per warp. Two keep a CTA under 50 KB, so that two fit in the 100 KB of an SM12x SM: two of
+// one kernel, or the first loads of the next kernel beside the tail of this one.
+constexpr int kRingStages = 2;
 constexpr int kMaxCluster = 8;  // the portable limit
 
 constexpr int kUnitRowBytes = kUnitK / 2;
@@ -30,10 +33,11 @@ struct Params {
   const float* alpha;                // one, or one per output column
   const void* bias;                  // n elements of the output type, or null
   void* out;                         // [m, n], rows out_stride apart (even)
-  int64_t activation_stride;
-  int64_t weight_stride;
+  int activation_stride;
+  int weight_stride;
   int64_t out_stride;
   int m, n, k;
+  int cluster_shift;  // log2 of the CTAs in a cluster; the launcher sets it
   bool alpha_per_column;
   OutputType output_type;
 };
@@ -41,7 +45,6 @@ struct Params {
 /// What a launch chooses. Only `cluster` changes the order of the sums, and it never depends on m.
 struct Config {
   int cluster;      // CTAs that share a row tile, each with a contiguous slice of K: 1, 2, 4 or 8
-  int stages;       // units in flight per warp: 2 or 4
   int token_tiles;  // 8-column tiles of tokens: 1, 2, 4 or 8
 };
 
@@ -52,29 +55,39 @@ constexpr int row_tiles(int n) {
   return (n + 127) / 128 * (128 / kTileRows);
 }
 
-/// Dynamic shared memory: the rings of all warps, then the partial sums that cluster peers push.
-constexpr int shared_bytes(int stages, int token_tiles) {
-  return kWarps * stages * kUnitBytes + kTileRows * 8 * token_tiles * static_cast<int>(sizeof(float));
+/// Rows of the grid: tokens are worked off in blocks of kMaxTokens, each reading the weights again (from L2
+/// mostly).
+constexpr int token_blocks(int m) {
+  return (m + kMaxTokens - 1) / kMaxTokens;
 }
 
-/// Smallest cluster that gives every SM a CTA, as long as each warp keeps a unit of K. A function of (n, k,
-/// device) only: a row's result must not depend on what else is in the batch.
+/// Dynamic shared memory: the rings of all warps, the partial sums that cluster peers push, the mbarrier for
+/// those.
+constexpr int shared_bytes(int stages, int token_tiles) {
+  return kWarps * stages * kUnitBytes + kTileRows * 8 * token_tiles * static_cast<int>(sizeof(float)) + 8;
+}
+
+/// CTAs that share a row tile. A function of (n, k, device) only: a row's result must not depend on what else
+/// is in the batch. Measured on an H200 (docs/kernels.md): grids of one CTA an SM leave the second place of
+/// every SM to the next kernel of a dependent chain and are best for short slices; where every warp keeps at
+/// least two units, filling both places with CTAs of this kernel is better.
 constexpr int choose_cluster(int n, int k, int sm_count, int max_cluster) {
+  const int tiles = row_tiles(n);
+  const int units = units_along_k(k);
   int cluster = 1;
-  while (2 * cluster <= max_cluster && row_tiles(n) * cluster < sm_count &&
-         units_along_k(k) >= 2 * cluster * (kWarps / 2)) {
-    cluster *= 2;
+  while (2 * cluster <= max_cluster) {
+    const int doubled = 2 * cluster;
+    const bool one_per_sm = tiles * doubled <= sm_count && units >= doubled * (kWarps / 2);
+    const bool two_per_sm = 2 * tiles * doubled <= 5 * sm_count && units >= doubled * kWarps * 2;
+    if (!one_per_sm && !two_per_sm) break;
+    cluster = doubled;
   }
   return cluster;
 }
 
 constexpr Config choose_config(int m, int n, int k, int sm_count, int max_cluster) {
-  const int cluster = choose_cluster(n, k, sm_count, max_cluster);
-  // Four stages when all CTAs fit at once with one an SM; else two, so that two CTAs share the 100 KB of an
-  // SM and one computes its tail while the other loads.
-  const int stages = row_tiles(n) * cluster <= sm_count ? 4 : 2;
   const int token_tiles = m <= 8 ? 1 : m <= 16 ? 2 : m <= 32 ? 4 : 8;
-  return {cluster, stages, token_tiles};
+  return {choose_cluster(n, k, sm_count, max_cluster), token_tiles};
 }
 
 }  // namespace sm120::skinny

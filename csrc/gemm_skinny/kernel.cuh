@@ -6,9 +6,9 @@
 // SMs as possible: narrow row tiles (32), K split over the 8 warps of a CTA and, for small N, over a cluster
 // of CTAs.
 //
-// Launch: grid = row_tiles(n) * cluster, kThreads threads, shared_bytes() of dynamic shared memory. With
-// programmatic dependent launch the weights must not be written by the kernel directly in front (they are
-// constant while serving).
+// Launch: grid = row_tiles(n) * cluster by ceil(m / 64), kThreads threads, shared_bytes() of dynamic shared
+// memory. With programmatic dependent launch the weights must not be written by the kernel directly in front
+// (they are constant while serving).
 #pragma once
 
 #include "../ptx/grid_dependency.cuh"
@@ -16,34 +16,45 @@
 
 namespace sm120::skinny {
 
+template <int kStages, int kStage = 0>
+DEVICE_FN void load_first_stages(const WeightStream& weights, uint32_t ring, int count) {
+  if constexpr (kStage < kStages) {
+    if (kStage < count) weights.template load<kStage>(ring + kStage * kUnitBytes);
+    ptx::cp_async_commit();
+    load_first_stages<kStages, kStage + 1>(weights, ring, count);
+  }
+}
+
 template <int kTokenTiles, int kStages>
-KERNEL_FN void __launch_bounds__(kThreads) gemm_kernel(const GRID_CONSTANT Params params) {
+KERNEL_FN void __launch_bounds__(kThreads, kTokenTiles == 1   ? 2
+                                           : kTokenTiles == 2 ? 2
+                                                              : 1)
+    gemm_kernel(const GRID_CONSTANT Params params) {
   const int thread = ptx::thread_index();
   const int warp = thread / 32;
   const int lane = thread % 32;
-  const int cluster = static_cast<int>(ptx::cluster_size());
-  const int tile = ptx::block_index() / cluster;
-  if (cluster > 1) ptx::cluster_arrive();  // answered in reduce_and_store, long after every peer has started
+  const int tile = ptx::block_index() >> params.cluster_shift;
+  const TokenBlock block = token_block(params.m, ptx::block_index_y());
 
   const uint32_t rings = ptx::dynamic_shared_base();
   const uint32_t ring = rings + warp * kStages * kUnitBytes;
-  const uint32_t inbox = rings + kWarps * kStages * kUnitBytes;
-  const UnitRange range = units_of_warp(params.k, static_cast<int>(ptx::cluster_rank()), cluster, warp);
+  const int rank = ptx::block_index() & ((1 << params.cluster_shift) - 1);
+  UnitRange range = units_of_warp(params.k, rank, params.cluster_shift, warp);
+  if (first_row(tile) >= params.n) range.count = 0;  // the last 128-row block may have tiles without any row
 
-  const WeightStream weights(params, tile, lane);
-#pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-    if (stage < range.count) weights.load(ring + stage * kUnitBytes, range.first + stage * kWarps);
-    ptx::cp_async_commit();
-  }
+  WeightStream weights(params, tile, range.first, lane);
+  load_first_stages<kStages>(weights, ring, range.count);
+  const ClusterInbox<kTokenTiles> inbox(rings + kWarps * kStages * kUnitBytes, rank, params.cluster_shift,
+                                        block.count);
+  inbox.open(thread);
   ptx::launch_dependents();  // the next GEMM may now put its own first weights in flight
   ptx::wait_for_dependencies();
 
-  const Epilogue epilogue(params, tile, thread);
-  const TokenStream<kTokenTiles> tokens(params, lane);
+  TokenStream<kTokenTiles> tokens(params, block, range.first, lane);
+  const Epilogue epilogue(params, block.first, tile, thread);
   Accumulators<kTokenTiles> sums = {};
   multiply_slice<kTokenTiles, kStages>(sums, ring, weights, tokens, range, params.k, lane);
-  reduce_and_store<kTokenTiles, kStages>(sums, epilogue, rings, inbox, params.m);
+  reduce_and_store<kTokenTiles, kStages>(sums, epilogue, rings, inbox, block.count);
 }
 
 }  // namespace sm120::skinny

@@ -48,7 +48,7 @@ DEVICE_FN void multiply_unit(Accumulators<kTokenTiles>& sums, uint32_t stage, To
                              int blocks, int lane) {
   const int t = lane % 4;
   ptx::Word2 weight_scales = ptx::load_shared_u32x2(stage + scale_offset(t / 2, lane / 4, 2 * (t % 2)));
-  mask_scales(weight_scales, tokens, blocks, lane);
+  if (blocks < kUnitK / kScaleBlock) mask_scales(weight_scales, tokens, blocks, lane);
   multiply_step<0>(sums, stage, weight_scales, tokens, lane);
   multiply_step<1>(sums, stage, weight_scales, tokens, lane);
 }
@@ -56,22 +56,25 @@ DEVICE_FN void multiply_unit(Accumulators<kTokenTiles>& sums, uint32_t stage, To
 /// Work through the warp's units; its ring holds the first kStages already. Tokens are fetched one unit
 /// ahead.
 template <int kTokenTiles, int kStages>
-DEVICE_FN void multiply_slice(Accumulators<kTokenTiles>& sums, uint32_t ring, const WeightStream& weights,
-                              const TokenStream<kTokenTiles>& tokens, UnitRange range, int k, int lane) {
+DEVICE_FN void multiply_slice(Accumulators<kTokenTiles>& sums, uint32_t ring, WeightStream& weights,
+                              TokenStream<kTokenTiles>& tokens, UnitRange range, int k, int lane) {
   TokenUnit<kTokenTiles> current;
   TokenUnit<kTokenTiles> next;
-  if (range.count > 0) tokens.load(current, range.first);
-  int stage = 0;
-  for (int i = 0; i < range.count; ++i) {
-    const int unit = range.first + i * kWarps;
-    if (i + 1 < range.count) tokens.load(next, unit + kWarps);
+  uint32_t stage = ring;
+  constexpr int kUnitBlocks = kUnitK / kScaleBlock;
+  int blocks = (k - range.first * kUnitK) / kScaleBlock;  // left, from the current unit on
+  if (range.count > 0) tokens.load(current);
+  for (int left = range.count; left > 0; --left) {
+    if (left > 1) tokens.load(next);
     ptx::cp_async_wait<kStages - 1>();
     ptx::sync_warp();  // the other lanes' copies have landed too
-    multiply_unit(sums, ring + stage * kUnitBytes, current, (k - unit * kUnitK) / kScaleBlock, lane);
+    multiply_unit(sums, stage, current, blocks, lane);
     ptx::sync_warp();  // nobody reads this stage any more
-    if (i + kStages < range.count) weights.load(ring + stage * kUnitBytes, unit + kStages * kWarps);
+    if (left > kStages) weights.template load<kStages>(stage);
     ptx::cp_async_commit();  // also when empty: the wait above counts groups
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    weights.advance();
+    stage = stage + kUnitBytes == ring + kStages * kUnitBytes ? ring : stage + kUnitBytes;
+    blocks -= kWarps * kUnitBlocks;
     current = next;
   }
 }

@@ -8,7 +8,7 @@
 // streams need no care.
 #pragma once
 
-#include "../ptx/cluster.cuh"
+#include "cluster_inbox.cuh"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
 
@@ -16,14 +16,12 @@ namespace sm120::skinny {
 
 // A row of partial sums (one token, 32 local rows) is 36 floats apart: lanes (g, t) of a store hit 32 banks.
 constexpr int kPartialPitch = kTileRows + 4;
-constexpr int kPairsPerToken = kTileRows / 2;
 
 template <int kTokenTiles>
 struct ReducePlan {
   static constexpr int kTilesPerPass = kTokenTiles < 4 ? kTokenTiles : 4;  // what fits in the smallest ring
   static constexpr int kPasses = kTokenTiles / kTilesPerPass;
   static constexpr int kPairsPerPass = 8 * kTilesPerPass * kPairsPerToken;
-  static constexpr int kPairs = 8 * kTokenTiles * kPairsPerToken;
   static_assert(8 * kTilesPerPass * kPartialPitch * 4 <= 2 * kUnitBytes,
                 "partials must fit in a ring of 2 stages");
 };
@@ -50,9 +48,13 @@ DEVICE_FN void store_partials(const Accumulators<kTokenTiles>& sums, uint32_t ri
   }
 }
 
+/// Sum of `count` (at most kMost) pairs `stride` bytes apart, first to last.
+template <int kMost>
 DEVICE_FN ptx::Float2 sum_in_order(uint32_t address, uint32_t stride, int count) {
   ptx::Float2 sum = {0.f, 0.f};
-  for (int i = 0; i < count; ++i) {
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (i >= count) break;
     const ptx::Float2 part = ptx::load_shared_f32x2(address + i * stride);
     sum.x += part.x;
     sum.y += part.y;
@@ -60,18 +62,14 @@ DEVICE_FN ptx::Float2 sum_in_order(uint32_t address, uint32_t stride, int count)
   return sum;
 }
 
-/// Reduce over warps and cluster and write the outputs. `rings` is the first warp's ring, `inbox` the memory
-/// that cluster peers push into: [source rank][pair], owner of a pair = pair / (pairs / cluster).
+/// Reduce over warps and cluster and write the outputs. `rings` is the first warp's ring.
 template <int kTokenTiles, int kStages>
 DEVICE_FN void reduce_and_store(const Accumulators<kTokenTiles>& sums, const Epilogue& epilogue,
-                                uint32_t rings, uint32_t inbox, int m) {
+                                uint32_t rings, const ClusterInbox<kTokenTiles>& inbox, int m) {
   using Plan = ReducePlan<kTokenTiles>;
   constexpr uint32_t kRingBytes = kStages * kUnitBytes;
   const int thread = ptx::thread_index();
-  const int rank = static_cast<int>(ptx::cluster_rank());
-  const int cluster = static_cast<int>(ptx::cluster_size());
-  const int pairs_per_rank = Plan::kPairs / cluster;
-  if (cluster > 1) ptx::cluster_wait();  // every peer has started: its shared memory exists
+  inbox.wait_for_peers();
 #pragma unroll
   for (int pass = 0; pass < Plan::kPasses; ++pass) {
     if (pass > 0) ptx::sync_block();  // the sums of the last pass have been read
@@ -82,22 +80,19 @@ DEVICE_FN void reduce_and_store(const Accumulators<kTokenTiles>& sums, const Epi
       const int global_pair = pass * Plan::kPairsPerPass + pair;
       if (global_pair / kPairsPerToken >= m) continue;
       const uint32_t offset = partial_offset(token, 2 * (pair % kPairsPerToken));
-      const ptx::Float2 sum = sum_in_order(rings + offset, kRingBytes, kWarps);
-      if (cluster == 1) {
+      const ptx::Float2 sum = sum_in_order<kWarps>(rings + offset, kRingBytes, kWarps);
+      if (inbox.alone()) {
         epilogue.store(global_pair / kPairsPerToken, sum);
       } else {
-        const int slot = rank * pairs_per_rank + global_pair % pairs_per_rank;
-        ptx::store_cluster_f32x2(inbox + slot * 8, global_pair / pairs_per_rank, sum.x, sum.y);
+        inbox.push(global_pair, sum);
       }
     }
   }
-  if (cluster == 1) return;
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
-  for (int pair = thread; pair < pairs_per_rank; pair += kThreads) {
-    const int token = (rank * pairs_per_rank + pair) / kPairsPerToken;
-    if (token >= m) continue;
-    epilogue.store(token, sum_in_order(inbox + pair * 8, pairs_per_rank * 8, cluster));
+  if (inbox.alone() || inbox.live_pairs() == 0) return;
+  inbox.wait_for_sums();
+  for (int pair = thread; pair < inbox.live_pairs(); pair += kThreads) {
+    epilogue.store(inbox.first_pair() / kPairsPerToken + pair / kPairsPerToken,
+                   sum_in_order<kMaxCluster>(inbox.slot(0, pair), inbox.rank_stride(), inbox.cluster()));
   }
 }
 

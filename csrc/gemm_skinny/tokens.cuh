@@ -1,6 +1,9 @@
 // The activation operand: a few tokens, read by every CTA, so they come from L2. They go straight to fragment
 // registers: a quad reads 16 contiguous bytes of a row, and four-byte loads keep rows legal whose stride is
 // odd in units of 16 bytes (k = 464: 232 bytes).
+//
+// No load is predicated. Tokens past m repeat the last one (their columns are never stored), and codes past
+// the end of K repeat the last ones (their scales are masked to zero in mainloop.cuh).
 #pragma once
 
 #include "../layout/scale_layout.cuh"
@@ -9,6 +12,17 @@
 #include "config.h"
 
 namespace sm120::skinny {
+
+/// The tokens of one CTA. More than kMaxTokens of them are worked off in blocks, one grid row each.
+struct TokenBlock {
+  int first;
+  int count;
+};
+
+SHARED_FN TokenBlock token_block(int m, int index) {
+  const int left = m - index * kMaxTokens;
+  return {index * kMaxTokens, left < kMaxTokens ? left : kMaxTokens};
+}
 
 /// Fragments of one unit: two k64 steps, kTokenTiles columns of 8 tokens.
 template <int kTokenTiles>
@@ -20,40 +34,48 @@ struct TokenUnit {
 template <int kTokenTiles>
 class TokenStream {
  public:
-  DEVICE_FN TokenStream(const Params& params, int lane)
-      : stride_(params.activation_stride),
-        m_(params.m),
-        row_bytes_(params.k / 2),
-        k_tiles_(scale_tiles_along_k(params.k)),
-        token_(lane / 4),
-        t_(lane % 4) {
-    codes_ = params.activations + token_ * stride_ + 4 * t_;
-    scales_ = params.activation_scales;
-  }
-
-  DEVICE_FN void load(TokenUnit<kTokenTiles>& unit_data, int unit) const {
-    const int byte = unit * kUnitRowBytes + 4 * t_;
-    const int k_tile = 2 * unit + t_ % 2;
+  DEVICE_FN TokenStream(const Params& params, const TokenBlock& block, int first, int lane)
+      : codes_(params.activations + static_cast<int64_t>(block.first) * params.activation_stride),
+        last_byte_(params.k / 2 - 4),
+        last_tile_(scale_tiles_along_k(params.k) - 1),
+        byte_(first * kUnitRowBytes + 4 * (lane % 4)),
+        k_tile_(2 * first + lane % 2) {
+    scales_ = params.activation_scales + scale_tile_offset(block.first / kScaleTileRows, 0, last_tile_ + 1);
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
-      const int token = token_ + 8 * tile;
-      const bool row = token < m_;
-      const uint8_t* source = codes_ + 8 * tile * stride_ + static_cast<int64_t>(unit) * kUnitRowBytes;
+      const int token = 8 * tile + lane / 4 < block.count ? 8 * tile + lane / 4 : block.count - 1;
+      row_offset_[tile] = token * params.activation_stride;
+      scale_offset_[tile] = scale_word_offset(block.first % kScaleTileRows + token);
+    }
+  }
+
+  /// Start fetching the current unit and go on to the warp's next one. Nothing here may need a loaded value,
+  /// not even a register move: the loads of all tiles and of the weights overlap only as long as nobody
+  /// waits.
+  DEVICE_FN void load(TokenUnit<kTokenTiles>& unit) {
+    const int k_tile = k_tile_ < last_tile_ ? k_tile_ : last_tile_;
+    int byte[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) byte[i] = byte_ + 16 * i < last_byte_ ? byte_ + 16 * i : last_byte_;
+#pragma unroll
+    for (int tile = 0; tile < kTokenTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        unit_data.codes[i / 2][tile].reg[i % 2] =
-            ptx::load_global_u32_if(row && byte + 16 * i < row_bytes_, source + 16 * i);
+        const auto offset = static_cast<uint32_t>(row_offset_[tile] + byte[i]);
+        unit.codes[i / 2][tile].reg[i % 2] = ptx::load_global_u32(codes_ + offset);
       }
-      const int64_t offset = scale_tile_offset(0, k_tile, k_tiles_) + scale_word_offset(token);
-      unit_data.scales[tile] = ptx::load_global_u32_if(row && k_tile < k_tiles_, scales_ + offset);
+      const auto offset = static_cast<uint32_t>(k_tile * kScaleTileBytes + scale_offset_[tile]);
+      unit.scales[tile] = ptx::load_global_u32(scales_ + offset);
     }
+    byte_ += kWarps * kUnitRowBytes;
+    k_tile_ += kWarps * kUnitK / kScaleTileK;
   }
 
  private:
   const uint8_t* codes_;
   const uint8_t* scales_;
-  int64_t stride_;
-  int m_, row_bytes_, k_tiles_, token_, t_;
+  int last_byte_, last_tile_, byte_, k_tile_;
+  int row_offset_[kTokenTiles], scale_offset_[kTokenTiles];
 };
 
 }  // namespace sm120::skinny

@@ -54,20 +54,28 @@ DEVICE_FN void store_shared_f32(uint32_t address, float value) {
 #endif
 }
 
-/// 32-bit load, or 0 without touching memory.
-DEVICE_FN uint32_t load_global_u32_if(bool wanted, const void* address) {
+DEVICE_FN uint32_t load_global_u32(const void* address) {
+  uint32_t value;
 #if defined(SM120_EMULATED)
-  uint32_t value = 0;
-  if (wanted) emu::load_global(address, &value, sizeof(value));
-  return value;
+  emu::load_global(address, &value, sizeof(value));
 #else
+  asm volatile("ld.global.u32 %0, [%1];\n" : "=r"(value) : "l"(address) : "memory");
+#endif
+  return value;
+}
+
+/// The same, or 0 without touching memory.
+DEVICE_FN uint32_t load_global_u32_if(bool wanted, const void* address) {
   uint32_t value = 0;
+#if defined(SM120_EMULATED)
+  if (wanted) emu::load_global(address, &value, sizeof(value));
+#else
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u32 %0, [%1]; }"
                : "+r"(value)
                : "l"(address), "r"(static_cast<uint32_t>(wanted))
                : "memory");
-  return value;
 #endif
+  return value;
 }
 
 DEVICE_FN float load_global_f32(const float* address) {

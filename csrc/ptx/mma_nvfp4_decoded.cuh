@@ -13,6 +13,14 @@
 
 namespace sm120::ptx::decoded {
 
+// Neither this nor the HMMA below is `volatile`: they depend on their operands alone, so the compiler may
+// interleave independent multiplies and decode a B operand once for several of them.
+DEVICE_FN uint32_t from_lane(uint32_t value, int lane) {
+  uint32_t result;
+  asm("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(result) : "r"(value), "r"(lane));
+  return result;
+}
+
 struct ScalePair {
   __half2 low;   // of the k 0..31 register (a0, a1 or b0), in both halves
   __half2 high;  // of the k 32..63 register
@@ -54,8 +62,7 @@ DEVICE_FN Decoded decode_codes(uint32_t codes, __half2 scale) {
 
 DEVICE_FN void hmma_m16n8k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                              uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -64,12 +71,12 @@ DEVICE_FN void hmma_m16n8k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a
 template <int kSelectA, int kSelectB>
 DEVICE_FN void mma_nvfp4(FragmentD& d, const FragmentA& a, const FragmentB& b, uint32_t scale_a,
                          uint32_t scale_b) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int lane = static_cast<int>(threadIdx.x & 31u);
   const int quad = lane & ~3;
   const int t = lane & 3;
-  const ScalePair row_lo = decode_scales(__shfl_sync(0xFFFFFFFFu, scale_a, quad + 2 * kSelectA), t);
-  const ScalePair row_hi = decode_scales(__shfl_sync(0xFFFFFFFFu, scale_a, quad + 2 * kSelectA + 1), t);
-  const ScalePair column = decode_scales(__shfl_sync(0xFFFFFFFFu, scale_b, quad + kSelectB), t);
+  const ScalePair row_lo = decode_scales(from_lane(scale_a, quad + 2 * kSelectA), t);
+  const ScalePair row_hi = decode_scales(from_lane(scale_a, quad + 2 * kSelectA + 1), t);
+  const ScalePair column = decode_scales(from_lane(scale_b, quad + kSelectB), t);
   float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

@@ -9,7 +9,7 @@ DEVICE_FN int thread_index() {
 #if defined(SM120_EMULATED)
   return emu::thread_index();
 #elif defined(__CUDA_ARCH__)
-  return static_cast<int>(threadIdx.x);
+  return static_cast<int>(threadIdx.x & 1023u);  // the mask tells the compiler that it is not negative
 #else
   return 0;
 #endif
@@ -19,7 +19,17 @@ DEVICE_FN int block_index() {
 #if defined(SM120_EMULATED)
   return emu::block_index();
 #elif defined(__CUDA_ARCH__)
-  return static_cast<int>(blockIdx.x);
+  return static_cast<int>(blockIdx.x & 0x7FFFFFFFu);
+#else
+  return 0;
+#endif
+}
+
+DEVICE_FN int block_index_y() {
+#if defined(SM120_EMULATED)
+  return emu::block_index_y();
+#elif defined(__CUDA_ARCH__)
+  return static_cast<int>(blockIdx.y & 0xFFFFu);
 #else
   return 0;
 #endif

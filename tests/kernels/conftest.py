@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import emulated  # noqa: E402
+import emulated
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,13 @@ def build(main: str, folder: Path, root: Path = ROOT) -> Path:
     emulation_headers = sorted((csrc / "emulation").glob("*.h"))
     headers = sorted(p for p in csrc.rglob("*") if p.suffix in {".h", ".cuh"})
     objects = [
-        _compiled([*strict, "-c", str(csrc / "emulation" / name)], [csrc / "emulation" / name, *emulation_headers], root, folder, ".o")
+        _compiled(
+            [*strict, "-c", str(csrc / "emulation" / name)],
+            [csrc / "emulation" / name, *emulation_headers],
+            root,
+            folder,
+            ".o",
+        )
         for name in EMULATION
     ]
     objects.append(_compiled([*strict, "-c", str(root / main)], [root / main, *headers], root, folder, ".o"))
@@ -82,7 +88,7 @@ def run_gemm(
 ) -> subprocess.CompletedProcess[str] | torch.Tensor:
     """Return the kernel's output, or the finished process if it did not end well. Outputs start poisoned with NaN."""
     m, n, k = problem.shape
-    tiles = next(t for t in (1, 2, 4, 8) if m <= 8 * t)
+    tiles = next(t for t in (1, 2, 4, 8) if min(m, 64) <= 8 * t)
     poison = torch.full((m, n), float("nan"), dtype=problem.out_type)
     numbers = (
         m, n, k, k // 2, problem.weight_stride, n, int(problem.alpha.numel() > 1),

@@ -65,12 +65,13 @@ int main(int argc, char** argv) {
   params.m = static_cast<int>(read_int(input));
   params.n = static_cast<int>(read_int(input));
   params.k = static_cast<int>(read_int(input));
-  params.activation_stride = read_int(input);
-  params.weight_stride = read_int(input);
+  params.activation_stride = static_cast<int>(read_int(input));
+  params.weight_stride = static_cast<int>(read_int(input));
   params.out_stride = read_int(input);
   params.alpha_per_column = read_int(input) != 0;
   params.output_type = static_cast<OutputType>(read_int(input));
   const int cluster = static_cast<int>(read_int(input));
+  while (1 << params.cluster_shift < cluster) ++params.cluster_shift;
   const int stages = static_cast<int>(read_int(input));
   const int token_tiles = static_cast<int>(read_int(input));
   const auto seed = static_cast<uint64_t>(read_int(input));
@@ -95,8 +96,12 @@ int main(int argc, char** argv) {
   params.out = buffers[6].data.get();
 
   const Kernel kernel = stages == 4 ? pick<4>(token_tiles) : pick<2>(token_tiles);
-  const emu::LaunchShape shape = {row_tiles(params.n) * cluster, cluster, kThreads,
-                                  static_cast<uint32_t>(shared_bytes(stages, token_tiles)), seed};
+  const emu::LaunchShape shape = {row_tiles(params.n) * cluster,
+                                  token_blocks(params.m),
+                                  cluster,
+                                  kThreads,
+                                  static_cast<uint32_t>(shared_bytes(stages, token_tiles)),
+                                  seed};
   emu::launch(shape, [&] { kernel(params); });
 
   FILE* output = std::fopen(argv[2], "wb");

@@ -1,0 +1,68 @@
+"""The SM12x gate passes on our kernels and notices what it is there to notice."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GATE = ROOT / "tools" / "kernel_gate.py"
+
+
+@pytest.fixture(scope="module")
+def gate() -> ModuleType:
+    """tools/kernel_gate.py as a module."""
+    spec = importlib.util.spec_from_file_location("kernel_gate", GATE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["kernel_gate"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+GOOD = [
+    ("op", "S2R R0, SR_TID.X"),
+    ("op", "@P0 BRA `(.L_x_1)"),
+    ("op", "LDGSTS.E.BYPASS.128 [R1], desc[UR4][R2.64]"),
+    ("label", ".L_x_1"),
+    ("op", "PREEXIT"),
+    ("op", "ACQBULK"),
+    ("op", "LDG.E R3, desc[UR4][R4.64]"),
+    ("op", "EXIT"),
+]
+
+
+def test_a_good_order_passes(gate: ModuleType) -> None:
+    assert gate.dependency_failures(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "replacement", "complaint"),
+    [
+        (0, ("op", "LDG.E R3, desc[UR4][R4.64]"), "memory access"),
+        (0, ("op", "@P1 STG.E desc[UR4][R4.64], R3"), "memory access"),
+        (0, ("op", "@P1 EXIT"), "exit before"),
+        (1, ("op", "@P0 BRA `(.L_x_9)"), "jumps over"),
+        (4, ("op", "NOP"), "never launched"),
+        (5, ("op", "NOP"), "0 dependency waits"),
+        (5, ("op", "@P0 ACQBULK"), "conditional"),
+    ],
+)
+def test_each_violation_is_named(gate: ModuleType, at: int, replacement: tuple[str, str], complaint: str) -> None:
+    code = [*GOOD[:at], replacement, *GOOD[at + 1 :]]
+    assert any(complaint in failure for failure in gate.dependency_failures(code))
+
+
+def test_our_kernels_pass() -> None:
+    if shutil.which("nvcc") is None or shutil.which("nvdisasm") is None:
+        pytest.skip("nvcc or nvdisasm is not on PATH")
+    done = subprocess.run([sys.executable, str(GATE)], capture_output=True, text=True, env=os.environ.copy())
+    assert done.returncode == 0, done.stdout + done.stderr
