@@ -175,8 +175,8 @@ def test_find_nonfinite_names_row_and_column(device: torch.device) -> None:
     reference.find_nonfinite(x)
     reference.find_nonfinite(x[:0])
     for bad in (nan, inf, -inf):
-        x[1, 9], x[2, 1] = bad, bad
-        with pytest.raises(FormatError, match=r"x\[1, 9\]=.*2 elements"):
+        x[1, 9], x[2, 1], x[2, 3] = bad, bad, bad
+        with pytest.raises(FormatError, match=r"x\[1, 9\]=.*3 elements"):
             reference.find_nonfinite(x)
 
 
