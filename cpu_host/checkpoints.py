@@ -75,6 +75,36 @@ def make(folder: Path, spec: Spec) -> Path:
     return folder
 
 
+def make_adapter(folder: Path, spec: Spec, *, rank: int = 8, seed: int = 100) -> Path:
+    """Write a LoRA adapter (PEFT format) for every linear layer of the checkpoint that ``spec`` describes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Tensor] = {}
+    for name, weight in _weights(_config(spec), spec):
+        module = name.removesuffix(".weight")
+        if not module.endswith("_proj"):
+            continue
+        n, k = weight.shape
+        a = torch.randn(rank, k, generator=generator) / math.sqrt(k)
+        b = torch.randn(n, rank, generator=generator) * weight.std().item()
+        prefix = f"base_model.model.{module}"
+        tensors |= {f"{prefix}.lora_A.weight": a.bfloat16(), f"{prefix}.lora_B.weight": b.bfloat16()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    targets = sorted({name.split(".")[-3] for name in tensors})
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": targets,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+    return folder
+
+
 def linears_per_forward(spec: Spec) -> int:
     """How many calls of the backend one forward makes: q/k/v and gate/up run fused where they share scales."""
     return (7 if spec.different_scales else 4) * int(_config(spec)["num_hidden_layers"])
@@ -153,7 +183,11 @@ def _weights(config: dict[str, Any], spec: Spec) -> Iterator[tuple[str, Tensor]]
     def linear(name: str, n: int, k: int) -> Iterator[tuple[str, Tensor]]:
         # The shards of a fused projection also differ in size if their scales shall differ.
         factor = _factor(name, spec) * _RESIDUAL_GAIN.get(name.rpartition(".")[2], 1.0)
-        yield f"{name}.weight", normal(factor / math.sqrt(k), n, k)
+        # Blocks of very different size, or scales in a wrong order would change little.
+        sizes = torch.rand(n, k // nvfp4.BLOCK, generator=generator, dtype=torch.float64)
+        sizes = torch.exp2(4 * sizes - 2)
+        sizes = (sizes / sizes.square().mean().sqrt()).repeat_interleave(nvfp4.BLOCK, dim=1)
+        yield f"{name}.weight", normal(factor / math.sqrt(k), n, k) * sizes
         if spec.bias and ".self_attn." in name:
             yield f"{name}.bias", normal(0.3, n)
 
@@ -208,8 +242,8 @@ def _factor(module: str, spec: Spec) -> float:
 
 
 def _weight_encode_scale(module: str, spec: Spec) -> Tensor:
-    """Clips nothing below 6 standard deviations of the weights."""
-    amax = 0.6 * _factor(module, spec)
+    """Clips nothing below 6 standard deviations of the largest blocks."""
+    amax = 1.2 * _factor(module, spec)
     return torch.tensor(nvfp4.E2M1_MAX * nvfp4.E4M3_MAX / amax, dtype=torch.float32)
 
 

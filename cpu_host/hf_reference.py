@@ -40,6 +40,7 @@ class _QuantizedLinear(nn.Module):
         self.input_encode = input_encode
         self.pre_quant_scale = tensors.get("pre_quant_scale")
         self.bias = tensors.get("bias")
+        self.adapter: tuple[Tensor, Tensor, float] | None = None  # A, B and the scaling of a LoRA adapter
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -51,7 +52,11 @@ class _QuantizedLinear(nn.Module):
         out = values @ self.weight64.T
         if self.bias is not None:
             out = out + self.bias.to(torch.float64)
-        return out.to(x.dtype).reshape(*x.shape[:-1], -1)
+        out = out.to(x.dtype)
+        if self.adapter is not None:  # as LoRA servers do: in the model's type, beside the finished layer
+            a, b, scaling = self.adapter
+            out = out + (x.reshape(rows.shape) @ a.T) @ b.T * scaling
+        return out.reshape(*x.shape[:-1], -1)
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,11 @@ class Comparison:
         return f"{mean}, largest {self.largest:.4f} (bound {self.LARGEST_BOUND})"
 
 
-def compare(folder: Path, prompt: Sequence[int], output: Sequence[int], served: Sequence[float]) -> Comparison:
+def compare(
+    model: Qwen3ForCausalLM, prompt: Sequence[int], output: Sequence[int], served: Sequence[float]
+) -> Comparison:
     """Compare the served log-probabilities of the prompt after its first token, and of the output."""
-    expected = token_log_probabilities(load(folder), prompt[:1], [*prompt[1:], *output])
+    expected = token_log_probabilities(model, prompt[:1], [*prompt[1:], *output])
     differences = [abs(a - b) for a, b in zip(expected, served, strict=True)]
     return Comparison(sum(differences) / len(differences), max(differences))
 
@@ -100,6 +107,18 @@ def load(folder: Path) -> Qwen3ForCausalLM:
     missing, unexpected = model.load_state_dict(plain, strict=False)
     if missing or unexpected:
         raise ValueError(f"checkpoint does not fit the model: missing {missing}, unexpected {unexpected}")
+    return model
+
+
+def adapt(model: Qwen3ForCausalLM, adapter: Path) -> Qwen3ForCausalLM:
+    """Put a LoRA adapter in PEFT format beside the quantised layers of the model."""
+    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for name, a in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            b = tensors[name.replace(".lora_A.", ".lora_B.")]
+            model.get_submodule(module).adapter = (a, b, settings["lora_alpha"] / settings["r"])
     return model
 
 
