@@ -2,7 +2,7 @@
 
 The ledger has one entry for each selection, named by its marker expression (``pytest -m``); the entry ``""`` serves
 every other run. ``skips`` holds the largest allowed number of skips for each class of reason, where the class is the
-text before the first colon: ``pytest.skip("interpreter missing: python3.14")`` counts for ``interpreter missing``.
+text before the first colon: ``pytest.skip("no compiler: g++ was not found")`` counts for ``no compiler``.
 ``sampled`` holds, for each name given to ``record_sampled``, the smallest allowed share of the cases.
 A reason or a name that is not listed is allowed zero times: write it into the ledger, where reviewers see it.
 """
