@@ -33,6 +33,8 @@ _INPUT_AMAX = 12.0
 _SHARD_FACTORS = {"q_proj": 1.0, "k_proj": 0.37, "v_proj": 1.9, "gate_proj": 0.61, "up_proj": 1.0}
 #: How much smaller the layers that write to the residual stream are; see above.
 _RESIDUAL_GAIN = {"o_proj": 0.2, "down_proj": 0.2}
+#: ModelOpt folds the pre-scale of the other layers into the norm before them; SGLang cannot load it for fused ones.
+_PRE_SCALED = ("o_proj", "down_proj")
 _TEXT = "the quick brown fox jumps over the lazy dog. hello world, this is a tiny tokenizer."
 _END = "<|endoftext|>"
 
@@ -214,7 +216,7 @@ def _stored(name: str, weight: Tensor, spec: Spec) -> dict[str, Tensor]:
     if spec.format == "bf16" or not module.endswith("_proj"):
         return {name: weight.to(torch.bfloat16)}
     extra: dict[str, Tensor] = {}
-    if spec.format == "modelopt-awq":
+    if spec.format == "modelopt-awq" and module.endswith(_PRE_SCALED):
         # What the activation is multiplied by at run time is divided out of the weight here.
         pre_scale = _pre_quant_scale(weight.shape[1])
         weight = weight / pre_scale.to(torch.float64)
@@ -253,7 +255,7 @@ def _input_encode_scale(module: str, spec: Spec) -> Tensor:
 
 
 def _pre_quant_scale(k: int) -> Tensor:
-    """Between 0.7 and 1.4, the same for the shards of a fused projection as ModelOpt exports it."""
+    """Between 0.7 and 1.4."""
     return (1.05 + 0.35 * torch.sin(torch.arange(k, dtype=torch.float64))).to(torch.bfloat16)
 
 

@@ -7,6 +7,7 @@ Standard library only, so that the demo and the tests of any environment can use
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -123,9 +124,10 @@ def free_port() -> int:
 class Server:
     """A running server; use it as a context manager."""
 
-    def __init__(self, launch: Launch, *, timeout: float = 180.0) -> None:
+    def __init__(self, launch: Launch, *, timeout: float = 180.0, on_wait: Callable[[], None] = lambda: None) -> None:
         self.launch = launch
         self.timeout = timeout
+        self._on_wait = on_wait
         self.port = free_port()
         self.ready_after = 0.0
         self._id = uuid.uuid4().hex
@@ -169,7 +171,7 @@ class Server:
 
     def _wait_until_ready(self, began: float) -> None:
         assert self._process is not None
-        while True:
+        for polls in itertools.count():
             if self._process.poll() is not None:
                 raise ServerError(f"the server exited with {self._process.returncode}\n{self.tail()}")
             with contextlib.suppress(OSError, ServerError):
@@ -177,6 +179,8 @@ class Server:
                 return
             if time.monotonic() - began > self.timeout:
                 raise ServerError(f"not ready after {self.timeout:.0f} s\n{self.tail()}")
+            if polls % 25 == 0:
+                self._on_wait()
             time.sleep(0.2)
 
     def tail(self, lines: int = 40) -> str:

@@ -1,0 +1,35 @@
+"""The oldest releases and two in between: started, asked, judged, and the judge itself judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpu_host.checkpoints import Format, Spec, linears_per_forward
+from cpu_host.runtime.mutations import MUTATIONS
+from cpu_host.server import Server
+from tests.support.checkpoints import Checkpoints
+from tests.support.servers import ask, judge, launch
+
+pytestmark = [pytest.mark.server, pytest.mark.matrix]
+
+
+@pytest.mark.parametrize("kind", ["modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.10", "0.5.11", "0.5.16"])
+def test_served_right(release: str, kind: Format, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    spec = Spec(format=kind, different_scales=True, bias=True)
+    folder = checkpoints.folder(spec)
+    reference = checkpoints.reference(folder)
+    with Server(launch(spec, folder, tmp_path, environment=f"sglang-{release}")) as server:
+        comparison = judge(ask(server), reference)
+        assert comparison.agrees, comparison
+        for mutation in MUTATIONS:
+            server.plant(mutation)
+            comparison = judge(ask(server), reference)
+            assert comparison.mean > 2 * comparison.MEAN_BOUND, f"{mutation}: {comparison}"
+        (evidence,) = server.evidence()
+        assert evidence.backend == "torch_reference"
+        assert evidence.calls == evidence.forwards * linears_per_forward(spec)
+        assert server.stop() == []
+    assert server.crash_lines() == []
