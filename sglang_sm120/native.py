@@ -1,4 +1,4 @@
-"""Our CUDA kernels behind the interface of ``ops.py``: ``gemm`` here, ``quantize`` and ``linear`` when they exist.
+"""Our CUDA kernels behind the interface of ``ops.py``: ``gemm`` and ``quantize``.
 
 No backend value reaches this module yet; docs/kernels.md says what is built and what is proven how.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_sm120 import build
+from sglang_sm120 import build, layout
 from sglang_sm120.errors import FormatError
 
 
@@ -49,6 +49,34 @@ def gemm(
     except ValueError as error:
         raise FormatError(str(error)) from error
     return out
+
+
+def quantize(
+    x: torch.Tensor, global_scale: torch.Tensor, swizzled: bool, *, exact: bool = False, dependent_launch: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize activations to NVFP4; every byte of the padded scale buffer is written.
+
+    Args:
+        x: bfloat16 or float16 ``[M, K]``.
+        global_scale: float32 scalar on the GPU, the encode scale.
+        swizzled: scales in the 128x4 swizzle, else linear.
+        exact: bit-equal to ``reference.quantize``; slow. The default rounds with approximate reciprocals, which can
+            differ by one step within two ulp of a rounding boundary.
+        dependent_launch: overlap the launch with the kernel in front.
+
+    Raises:
+        FormatError: an operand breaks these rules.
+        UnsupportedError: the kernels cannot be compiled or loaded here.
+    """
+    m, k = x.shape
+    shape = layout.padded_scale_shape(m, k // 16) if swizzled else (m, k // 16)
+    codes = torch.empty((m, k // 2), dtype=torch.uint8, device=x.device)
+    scales = torch.empty(shape, dtype=torch.uint8, device=x.device)
+    try:
+        _library(x.device).nvfp4_quantize(x, global_scale, codes, scales, swizzled, exact, dependent_launch)
+    except ValueError as error:
+        raise FormatError(str(error)) from error
+    return codes, scales
 
 
 def _library(device: torch.device) -> Any:

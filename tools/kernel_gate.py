@@ -2,9 +2,9 @@
 
     python tools/kernel_gate.py [--json FILE]
 
-Compiles every GEMM source for sm_120f and sm_121a and reads the SASS of each entry point:
+Compiles every CUDA source for sm_120f and sm_121a and reads the SASS of each entry point:
 
-  * the block-scaled FP4 instruction (OMMA.SF) is there and no decoded multiply (HMMA) is;
+  * in a GEMM the block-scaled FP4 instruction (OMMA.SF) is there and no decoded multiply (HMMA) is;
   * no spills, no local memory, shared memory and registers within the limits of the card;
   * griddepcontrol.wait (ACQBULK) is on every path: no branch jumps over it and nothing exits in front of it;
   * in front of it nothing touches memory but cp.async (LDGSTS), which only the weight stream issues;
@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("csrc/gemm_skinny/launch.cu",)
+SOURCES = ("csrc/gemm_skinny/launch.cu", "csrc/quantize/launch.cu")
 TARGETS = ("120f", "121a")
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}")
 #: SM12x: shared memory a CTA may have, what an SM has for all, what each resident CTA reserves, registers, threads.
@@ -156,14 +156,15 @@ def inspect(target: str, name: str, code: list[tuple[str, str]], facts: dict[str
     """Collect and check the facts of one entry."""
     match = re.search(r"gemm_kernelILi(\d+)ELi(\d+)E", name)
     token_tiles = int(match[1]) if match else 0
-    shared = WARPS * STAGES * UNIT_BYTES + 32 * 8 * token_tiles * 4 + 8
+    is_gemm = match is not None
+    shared = WARPS * STAGES * UNIT_BYTES + 32 * 8 * token_tiles * 4 + 8 if is_gemm else 0
     registers = facts.get("registers", 0)
     per_cta = -(-registers // 8) * 8 * THREADS
     resident = min(SM_SHARED // (shared + CTA_RESERVED), SM_REGISTERS // per_cta, SM_THREADS // THREADS)
     ops = [opcode(text) for kind, text in code if kind == "op"]
     entry = Entry(
         target, name, token_tiles, registers, shared, sum(o.startswith("OMMA.SF") for o in ops),
-        sum(o.startswith("HMMA") for o in ops), resident, resident * WARPS * STAGES * UNIT_BYTES, [],
+        sum(o.startswith("HMMA") for o in ops), resident, resident * WARPS * STAGES * UNIT_BYTES * is_gemm, [],
     )  # fmt: skip
     if entry.omma != 4 * token_tiles:
         entry.failures.append(f"{entry.omma} OMMA.SF instead of {4 * token_tiles}: 2 row tiles x 2 steps x token tiles")
@@ -179,6 +180,12 @@ def inspect(target: str, name: str, code: list[tuple[str, str]], facts: dict[str
         entry.failures.append(f"only {resident} CTA on an SM")
     entry.failures += dependency_failures(code)
     return entry
+
+
+def kernel_name(symbol: str) -> str:
+    """The kernel's own name out of a mangled symbol."""
+    match = re.search(r"(gemm|quantize)_kernel", symbol)
+    return match[0] if match else symbol
 
 
 def cp_async_users() -> list[str]:
@@ -201,11 +208,12 @@ def main() -> int:
                 cubin, report = compile_cubin(source, target, Path(folder))
                 facts = resources(report)
                 entries += [inspect(target, n, c, facts.get(n, {})) for n, c in sorted(listing(cubin).items())]
-    print("target  token tiles  regs  shared B  OMMA.SF  HMMA  CTAs/SM  KB in flight/SM  verdict")
+    print("target  kernel           token tiles  regs  shared B  OMMA.SF  HMMA  CTAs/SM  KB in flight/SM  verdict")
     for e in sorted(entries, key=lambda e: (e.target, e.token_tiles)):
         verdict = "; ".join(e.failures) or "ok"
         print(
-            f"{e.target:<7} {e.token_tiles:>11} {e.registers:>5} {e.shared:>9} {e.omma:>8} {e.hmma:>5} "
+            f"{e.target:<7} {kernel_name(e.name):<16} {e.token_tiles or '-':>11} {e.registers:>5} {e.shared:>9} "
+            f"{e.omma:>8} {e.hmma:>5} "
             f"{e.resident:>8} {e.in_flight / 1024:>16.1f}  {verdict}"
         )
     refused = plain_target_is_refused()

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "../gemm_skinny/launch.h"
+#include "../quantize/launch.h"
 
 namespace sm120 {
 namespace {
@@ -180,8 +181,51 @@ String nvfp4_gemm_skinny_config(int64_t m, int64_t n, int64_t k) {
   return "cluster " + std::to_string(c.cluster) + ", token tiles " + std::to_string(c.token_tiles);
 }
 
+/// x [M, K] -> codes [M, K/2] and block scales, swizzled (padding written) or linear. `exact` takes the slow
+/// rule that is bit-equal to the reference.
+void nvfp4_quantize(TensorView x, TensorView global_scale, TensorView codes, TensorView scales, bool swizzled,
+                    bool exact, bool dependent_launch) {
+  const DLDevice device = x.device();
+  SM120_REQUIRE(device.device_type == kDLCUDA, "x must be on a CUDA device");
+  for (const TensorView& t : {global_scale, codes, scales}) {
+    SM120_REQUIRE(t.device().device_type == kDLCUDA && t.device().device_id == device.device_id,
+                  "all tensors must be on the device of x");
+  }
+  const bool bf16 = is_dtype(x, kDLBfloat, 16);
+  SM120_REQUIRE(x.ndim() == 2 && (bf16 || is_dtype(x, kDLFloat, 16)), "x must be bfloat16 or float16 [M, K]");
+  const int64_t m = x.size(0);
+  const int64_t k = x.size(1);
+  SM120_REQUIRE(k > 0 && k % quantize::kBlock == 0 && k < (int64_t{1} << 30) && m < (int64_t{1} << 30),
+                "K must be a positive multiple of 16");
+  SM120_REQUIRE(x.stride(1) == 1 && row_stride(x) % 8 == 0 && aligned(x, 16),
+                "x must have adjacent columns and rows that start at multiples of 16 bytes");
+  SM120_REQUIRE(is_dtype(global_scale, kDLFloat, 32) && numel(global_scale) == 1,
+                "global_scale must be one float32");
+  SM120_REQUIRE(
+      is_dtype(codes, kDLUInt, 8) && is_dense(codes) && numel(codes) == m * k / 2 && aligned(codes, 8),
+      "codes must be contiguous uint8 [M, K/2]");
+  const int64_t bytes = swizzled ? scale_bytes(m, k) : m * k / quantize::kBlock;
+  SM120_REQUIRE(is_byte(scales) && is_dense(scales) && numel(scales) == bytes && aligned(scales, 4),
+                "scales must be contiguous bytes of the padded (swizzled) or exact (linear) size");
+  quantize::Params p = {};
+  p.x = x.data_ptr();
+  p.global_scale = static_cast<const float*>(global_scale.data_ptr());
+  p.codes = static_cast<uint8_t*>(codes.data_ptr());
+  p.scales = static_cast<uint8_t*>(scales.data_ptr());
+  p.x_stride = row_stride(x);
+  p.m = static_cast<int>(m);
+  p.k = static_cast<int>(k);
+  p.input_type = bf16 ? quantize::InputType::kBfloat16 : quantize::InputType::kFloat16;
+  p.layout = swizzled ? quantize::Layout::kSwizzled : quantize::Layout::kLinear;
+  p.rule = exact ? quantize::Rule::kExact : quantize::Rule::kReciprocal;
+  const DeviceGuard guard(device.device_id);
+  const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  check_cuda(quantize::launch_quantize(p, dependent_launch, stream), "launching the NVFP4 quantizer");
+}
+
 }  // namespace
 }  // namespace sm120
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_gemm_skinny, sm120::nvfp4_gemm_skinny);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_gemm_skinny_config, sm120::nvfp4_gemm_skinny_config);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_quantize, sm120::nvfp4_quantize);

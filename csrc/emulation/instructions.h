@@ -50,5 +50,7 @@ uint16_t float_to_f16(float value);
 float f16_to_float(uint16_t bits);
 double e2m1_to_double(uint32_t code);
 double ue4m3_to_double(uint32_t byte);
+uint32_t float_to_e4m3(float value);  // of a non-negative number, saturating
+uint32_t float_to_e2m1(float value);
 
 }  // namespace emu

@@ -48,4 +48,74 @@ DEVICE_FN void unpack_f16x2(uint32_t packed, float& low, float& high) {
 #endif
 }
 
+/// 1 / x to about one unit in the last place, subnormals flushed.
+DEVICE_FN float reciprocal_approximate(float x) {
+#if defined(SM120_EMULATED)
+  return 1.0f / x;
+#else
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#endif
+}
+
+/// Nearest e4m3 byte to a non-negative float, ties to even, at most 448; NaN gives 0x7F.
+DEVICE_FN uint32_t convert_ue4m3(float value) {
+#if defined(SM120_EMULATED)
+  return emu::float_to_e4m3(value);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t byte;
+  asm("{ .reg .b16 pair; cvt.rn.satfinite.e4m3x2.f32 pair, %1, %2; cvt.u32.u16 %0, pair; }"
+      : "=r"(byte)
+      : "f"(0.0f), "f"(value));
+  return byte & 0x7Fu;
+#elif defined(__CUDA_ARCH__)
+  if (!(value == value)) return 0x7F;
+  if (value >= 448.0f) return 0x7E;
+  if (value < 0x1p-6f) return static_cast<uint32_t>(rintf(value * 512.0f));
+  const uint32_t bits =
+      __float_as_uint(value);  // drop 20 mantissa bits to nearest even, then change the bias
+  return ((bits + 0x7FFFFu + ((bits >> 20) & 1u)) >> 20) - (120u << 3);
+#else
+  return 0;
+#endif
+}
+
+DEVICE_FN float ue4m3_to_float(uint32_t byte) {
+#if defined(SM120_EMULATED)
+  return static_cast<float>(emu::ue4m3_to_double(byte));
+#elif defined(__CUDA_ARCH__)
+  if (byte == 0x7Fu) return __uint_as_float(0x7FFFFFFFu);
+  return __uint_as_float(byte << 20) * 0x1p120f;  // exponent bias 127 against 7; subnormals scale alike
+#else
+  return 0;
+#endif
+}
+
+/// Two e2m1 codes, `low` in the low nibble: nearest, ties to even, at most 6; NaN gives +6.
+DEVICE_FN uint32_t convert_e2m1x2(float low, float high) {
+#if defined(SM120_EMULATED)
+  return emu::float_to_e2m1(low) | (emu::float_to_e2m1(high) << 4);
+#elif defined(SM120_NATIVE)
+  uint32_t codes;
+  asm("{ .reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, %1, %2; cvt.u32.u8 %0, pair; }"
+      : "=r"(codes)
+      : "f"(high), "f"(low));
+  return codes;
+#elif defined(SM120_DECODED)
+  const float values[2] = {low, high};
+  uint32_t codes = 0;
+  for (int i = 0; i < 2; ++i) {
+    const float magnitude = fabsf(values[i]);
+    uint32_t code = (magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f) + (magnitude >= 1.75f) +
+                    (magnitude > 2.5f) + (magnitude >= 3.5f) + (magnitude > 5.0f);
+    code |= (__float_as_uint(values[i]) >> 28) & 8u;
+    codes |= (values[i] == values[i] ? code : 7u) << (4 * i);
+  }
+  return codes;
+#else
+  return 0;
+#endif
+}
+
 }  // namespace sm120::ptx

@@ -13,6 +13,9 @@ struct Float2 {
 struct Word2 {
   uint32_t x, y;
 };
+struct Word4 {
+  uint32_t x, y, z, w;
+};
 
 /// Start of the CTA's dynamic shared memory, aligned to 128 bytes.
 DEVICE_FN uint32_t dynamic_shared_base() {
@@ -94,6 +97,37 @@ DEVICE_FN void store_global_u32(void* address, uint32_t value) {
 #else
   asm volatile("st.global.u32 [%0], %1;\n" ::"l"(address), "r"(value) : "memory");
 #endif
+}
+
+DEVICE_FN void store_global_u32x2(void* address, uint32_t x, uint32_t y) {
+#if defined(SM120_EMULATED)
+  const uint32_t pair[2] = {x, y};
+  emu::store_global(address, pair, sizeof(pair));
+#else
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};\n" ::"l"(address), "r"(x), "r"(y) : "memory");
+#endif
+}
+
+/// Store the low byte.
+DEVICE_FN void store_global_u8(void* address, uint32_t value) {
+#if defined(SM120_EMULATED)
+  emu::store_global(address, &value, 1);  // little-endian: the low byte is the first
+#else
+  asm volatile("st.global.u8 [%0], %1;\n" ::"l"(address), "r"(value) : "memory");
+#endif
+}
+
+DEVICE_FN Word4 load_global_u32x4(const void* address) {
+  Word4 value;
+#if defined(SM120_EMULATED)
+  emu::load_global(address, &value, sizeof(value));
+#else
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address)
+               : "memory");
+#endif
+  return value;
 }
 
 }  // namespace sm120::ptx

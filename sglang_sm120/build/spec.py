@@ -8,7 +8,7 @@ from pathlib import Path
 from sglang_sm120.errors import UnsupportedError, bad_value
 
 #: Relative to the folder ``csrc``.
-SOURCES = ("gemm_skinny/launch.cu", "binding/ffi.cc")
+SOURCES = ("gemm_skinny/launch.cu", "quantize/launch.cu", "binding/ffi.cc")
 FLAGS = ("-std=c++20", "-O3", "-lineinfo", "--expt-relaxed-constexpr", "-shared", "-cudart=static", "-Xcompiler=-fPIC")
 #: CUDA 12.9 is the first whose assembler knows sm_120f.
 MIN_CUDA = (12, 9)

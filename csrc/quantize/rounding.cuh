@@ -1,0 +1,89 @@
+// The two rules that turn 16 numbers into a scale byte and 16 codes.
+//
+// Special cases, the same in both: a scale that rounds to zero makes all codes zero (no -0); NaN does not
+// count for the maximum and becomes +6, and a block of nothing but NaN has scale NaN; infinity gives scale
+// 448 and +-6.
+#pragma once
+
+#include <cmath>
+
+#include "../ptx/convert.cuh"
+#include "config.h"
+
+namespace sm120::quantize {
+
+struct Quantized {
+  uint32_t scale;     // ue4m3 byte
+  uint32_t codes[2];  // sixteen e2m1 codes, lowest nibble first
+};
+
+DEVICE_FN float largest_magnitude(const float (&x)[kBlock]) {
+  float largest = fabsf(x[0]);
+#pragma unroll
+  for (int i = 1; i < kBlock; ++i) largest = fmaxf(largest, fabsf(x[i]));  // NaN only if all are
+  return largest;
+}
+
+/// Nearest ue4m3 to a non-negative float64, ties to even, at most 448; NaN gives 0x7F.
+DEVICE_FN uint32_t exact_ue4m3(double value) {
+  if (!(value == value)) return 0x7F;
+  if (value >= 448.0) return 0x7E;
+  int exponent = -6;  // of the smallest normal; subnormals share its spacing
+  double top = 0x1p-5;
+  while (value >= top) {
+    top *= 2.0;
+    ++exponent;
+  }
+  const double steps = rint(value * (8.0 / (top * 0.5)));  // spacing 2^(exponent - 3), a power of two: exact
+  return static_cast<uint32_t>(steps) + static_cast<uint32_t>((exponent + 6) << 3);
+}
+
+DEVICE_FN double ue4m3_value(uint32_t byte) {
+  const int exponent = static_cast<int>(byte >> 3);
+  const double mantissa = static_cast<double>(byte & 7u);
+  double scale = 0x1p-9;
+  for (int i = 1; i < exponent; ++i) scale *= 2.0;
+  return (exponent == 0 ? mantissa : mantissa + 8.0) * scale;
+}
+
+/// Nearest e2m1 to numerator / denominator without dividing: midpoint * denominator is exact in float64.
+DEVICE_FN uint32_t exact_e2m1(double numerator, double denominator) {
+  if (!(numerator == numerator)) return 7;
+  const double magnitude = fabs(numerator);
+  uint32_t code = 0;
+  code += magnitude > 0.25 * denominator;   // a tie goes to the even code: 0
+  code += magnitude >= 0.75 * denominator;  // to 2
+  code += magnitude > 1.25 * denominator;
+  code += magnitude >= 1.75 * denominator;
+  code += magnitude > 2.5 * denominator;
+  code += magnitude >= 3.5 * denominator;
+  code += magnitude > 5.0 * denominator;
+  return code | (std::signbit(numerator) ? 8u : 0u);
+}
+
+DEVICE_FN Quantized quantize_exact(const float (&x)[kBlock], float global_scale) {
+  const double global = static_cast<double>(global_scale);
+  Quantized out = {exact_ue4m3(static_cast<double>(largest_magnitude(x)) * global / 6.0), {0u, 0u}};
+  if (out.scale == 0u) return out;
+  const double scale = out.scale == 0x7Fu ? 1.0 : ue4m3_value(out.scale);  // all NaN: every code is 7 anyway
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    out.codes[i / 8] |= exact_e2m1(static_cast<double>(x[i]) * global, scale) << (4 * (i % 8));
+  }
+  return out;
+}
+
+DEVICE_FN Quantized quantize_reciprocal(const float (&x)[kBlock], float global_scale) {
+  const float wanted = global_scale * (largest_magnitude(x) * ptx::reciprocal_approximate(6.0f));
+  Quantized out = {ptx::convert_ue4m3(wanted), {0u, 0u}};
+  if (out.scale == 0u) return out;
+  const float scale = ptx::ue4m3_to_float(out.scale);
+  const float factor = ptx::reciprocal_approximate(scale * ptx::reciprocal_approximate(global_scale));
+#pragma unroll
+  for (int i = 0; i < kBlock; i += 2) {
+    out.codes[i / 8] |= ptx::convert_e2m1x2(x[i] * factor, x[i + 1] * factor) << (4 * (i % 8));
+  }
+  return out;
+}
+
+}  // namespace sm120::quantize

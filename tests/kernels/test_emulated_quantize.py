@@ -1,0 +1,97 @@
+"""The quantizer's source, run on the CPU: the exact rule gives the reference's bytes, the other stays near them.
+
+Every byte of both outputs is written, padding included.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+import emulated
+import pytest
+import torch
+
+from sglang_sm120 import reference
+from sglang_sm120.layout import ScaleLayout
+
+EXACT, RECIPROCAL = 0, 1
+
+
+@pytest.fixture(scope="module")
+def program(build_folder: Path) -> Path:
+    """The quantizer compiled for the CPU."""
+    if emulated.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return emulated.build("tests/kernels/emulated_quantize.cc", build_folder)
+
+
+def run(
+    program: Path, folder: Path, x: torch.Tensor, scale: float, layout: ScaleLayout, rule: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return packed codes and the scale buffer."""
+    m, k = x.shape
+    linear = layout is ScaleLayout.LINEAR
+    numbers = (m, k, x.stride(0), int(x.dtype == torch.float16), int(linear), rule, 7)
+    data = x.contiguous().view(torch.uint8).numpy().tobytes()
+    source, sink = folder / "x.bin", folder / "out.bin"
+    source.write_bytes(struct.pack("<7q", *numbers) + struct.pack("<f", scale) + struct.pack("<q", len(data)) + data)
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=0:detect_leaks=0"}
+    done = subprocess.run([str(program), str(source), str(sink)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    out = torch.frombuffer(bytearray(sink.read_bytes()), dtype=torch.uint8)
+    return out[: m * k // 2].view(m, k // 2), out[m * k // 2 :]
+
+
+def nasty(m: int, k: int, dtype: torch.dtype) -> torch.Tensor:
+    """Random rows with blocks of zeros, ties, subnormals, NaN, infinity and -0 in them."""
+    gen = torch.Generator().manual_seed(m * 1009 + k)
+    x = torch.randn(m, k, generator=gen) * torch.exp2(torch.randint(-12, 6, (m, 1), generator=gen).float())
+    flat = x.view(-1, 16)
+    specials = [
+        torch.zeros(16),
+        torch.full((16,), -0.0),
+        torch.tensor([6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0] * 2),
+        torch.tensor([-6.0, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5.0] * 2),
+        torch.full((16,), float("nan")),
+        torch.tensor([float("nan"), 1.0] * 8),
+        torch.tensor([float("inf"), -1.0] * 8),
+        torch.full((16,), 1e-7),
+        torch.arange(16) * 1000.0,
+    ]
+    for i, special in enumerate(specials):
+        if 3 * i < flat.shape[0]:
+            flat[3 * i] = special
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 16), (3, 80), (5, 464), (33, 144), (129, 64)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", list(ScaleLayout))
+def test_the_exact_rule_is_the_reference(
+    program: Path, tmp_path: Path, m: int, k: int, dtype: torch.dtype, layout: ScaleLayout
+) -> None:
+    x = nasty(m, k, dtype)
+    for scale in (1.0, 0.37, 448.0):
+        codes, scales = run(program, tmp_path, x, scale, layout, EXACT)
+        expected_codes, expected_scales = reference.quantize(x, torch.tensor(scale), layout)
+        assert torch.equal(scales, expected_scales.view(torch.uint8).flatten())
+        assert torch.equal(codes, expected_codes)
+
+
+def test_the_reciprocal_rule_differs_by_one_step_at_most(program: Path, tmp_path: Path) -> None:
+    x = torch.randn(65, 464, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    codes, scales = run(program, tmp_path, x, 33.0, ScaleLayout.LINEAR, RECIPROCAL)
+    expected_codes, expected_scales = reference.quantize(x, torch.tensor(33.0), ScaleLayout.LINEAR)
+    steps = (scales.int() - expected_scales.view(torch.uint8).flatten().int()).abs()
+    assert int(steps.max()) <= 1
+    assert float((steps > 0).float().mean()) < 0.001
+    same = (steps == 0).view(65, 29).repeat_interleave(8, 1)
+    for shift in (0, 4):
+        ours, theirs = (codes >> shift & 15).int(), (expected_codes >> shift & 15).int()
+        apart = ((ours & 7) - (theirs & 7)).abs()[same]
+        assert int(apart.max()) <= 1
+        assert float((apart > 0).float().mean()) < 0.001
+        assert torch.equal(ours & 8, theirs & 8)
