@@ -70,7 +70,9 @@ def _best_backend() -> tuple[str, bool]:
 
 def _requests(screen: Screen, server: Server) -> tuple[list[int], Generation]:
     screen.step("Requests", f'"{TEXT}"')
-    completion = server.post("/v1/completions", {"model": "demo", "prompt": TEXT, "max_tokens": NEW_TOKENS, "temperature": 0})
+    completion = server.post(
+        "/v1/completions", {"model": "demo", "prompt": TEXT, "max_tokens": NEW_TOKENS, "temperature": 0}
+    )
     screen.fact("/v1/completions", repr(completion["choices"][0]["text"]))
     prompt = server.post("/tokenize", {"model": "demo", "prompt": TEXT})["tokens"]
     answer = server.generate(prompt, NEW_TOKENS)

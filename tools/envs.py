@@ -98,9 +98,7 @@ def ensure(name: str) -> Path:
     if name not in names():
         raise EnvError(f"no environment is called {name!r}; known: {', '.join(names())}")
     if sys.version_info < (3, 11):
-        raise EnvError(
-            f"SGLang >= 0.5.22 needs Python 3.11 or newer, this is {sys.version.split()[0]}"
-        )
+        raise EnvError(f"SGLang >= 0.5.22 needs Python 3.11 or newer, this is {sys.version.split()[0]}")
     with _locked(cache_dir() / "lock"):
         base = _base()
         env = _thin_env(name, _layers(name, base))
@@ -337,9 +335,7 @@ def _say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Create and find the cached environments of this repository.")
     parser.add_argument("name", nargs="?", help="dev, or sglang-VERSION")
-    parser.add_argument(
-        "--print", action="store_true", dest="bare", help="print nothing but the interpreter's path"
-    )
+    parser.add_argument("--print", action="store_true", dest="bare", help="print nothing but the interpreter's path")
     parser.add_argument("--list", action="store_true", help="print every name and stop")
     options = parser.parse_args()
     if options.list or not options.name:

@@ -7,18 +7,19 @@ prepares and runs the layer itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from cpu_host.runtime import after_import
 
-_LORA_LAYERS = "sglang.srt.lora.layers"
+_LORA_MANAGER = "sglang.srt.lora.lora_manager"
 _COMPRESSED_TENSORS = "sglang.srt.layers.quantization.compressed_tensors.compressed_tensors"
 
 
 def arm() -> None:
     after_import.after(_COMPRESSED_TENSORS, _skip_capability_question)
-    after_import.before(_LORA_LAYERS, _leave_memory_unpinned)
+    after_import.after(_LORA_MANAGER, _serve_lora_unpinned)
 
 
 def _skip_capability_question(module: ModuleType) -> None:
@@ -38,18 +39,36 @@ def _skip_capability_question(module: ModuleType) -> None:
     cls._check_scheme_supported = _check_scheme_supported
 
 
-def _leave_memory_unpinned() -> None:
-    """From 0.5.22: LoRA layers keep their offsets in ``torch.tensor(..., pin_memory=True)``.
+def _serve_lora_unpinned(module: ModuleType) -> None:
+    """From 0.5.10: LoRA keeps its offsets in page-locked memory, which is for transfers to a device.
 
-    Page-locked memory is for transfers to a device; torch refuses to allocate it where there is none.
+    torch refuses to allocate it where there is none. It is only touched in processes that do serve LoRA.
     """
     import torch
 
-    if torch.cuda.is_available():
-        return
-    original = torch.tensor
+    cls: Any = vars(module)["LoRAManager"]
+    original = cls.__init__
 
-    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not torch.cuda.is_available():
+            _leave_memory_unpinned()
+        original(self, *args, **kwargs)
 
-    torch.tensor = tensor
+    cls.__init__ = __init__
+
+
+def _leave_memory_unpinned() -> None:
+    import torch
+
+    def unpinned(create: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+            return create(*args, **kwargs)
+
+        return call
+
+    def pin_memory(self: Any, *args: Any) -> Any:
+        return self
+
+    for name in ("tensor", "zeros", "empty"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign]

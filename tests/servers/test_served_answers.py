@@ -29,9 +29,7 @@ def spec(request: pytest.FixtureRequest) -> Spec:
 
 
 @pytest.fixture(scope="module")
-def server(
-    spec: Spec, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+def server(spec: Spec, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(launch(spec, checkpoints.folder(spec), tmp_path_factory.mktemp("server"))) as running:
         yield running
 

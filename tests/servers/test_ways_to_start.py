@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -73,7 +74,12 @@ def test_engine(checkpoints: Checkpoints, tmp_path: Path) -> None:
 def test_a_value_that_nobody_has_is_refused_and_ours_are_offered(checkpoints: Checkpoints, tmp_path: Path) -> None:
     wrong = launch(SPEC, checkpoints.folder(SPEC), tmp_path, backend="sm120_bogus")
     run = subprocess.run(
-        wrong.command_line(free_port()), env=wrong.environment(), cwd=tmp_path, capture_output=True, text=True, timeout=300
+        wrong.command_line(free_port()),
+        env=wrong.environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert run.returncode == 2, run.stderr[-3000:]
     assert "sm120_bogus" in run.stderr
@@ -81,8 +87,12 @@ def test_a_value_that_nobody_has_is_refused_and_ours_are_offered(checkpoints: Ch
 
 
 def test_two_ranks(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """Through gloo. SGLang takes one rank per NUMA node on the CPU unless it is told which cores are whose."""
+    cores = sorted(os.sched_getaffinity(0))
+    binding = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
     folder = checkpoints.folder(SPEC)
-    with Server(launch(SPEC, folder, tmp_path, arguments=["--tp-size", "2"]), timeout=300) as server:
+    options = launch(SPEC, folder, tmp_path, arguments=["--tp-size", "2"], environ=binding)
+    with Server(options, timeout=300) as server:
         comparison = judge(ask(server), checkpoints.reference(folder))
         assert comparison.agrees, comparison
         ranks = server.evidence()
