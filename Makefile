@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # Evaluated in each recipe: only a target that needs the environment pays for making it.
 DEV = py=$$($(PYTHON) tools/envs.py dev --print) && "$$py"
+# Two processes: the slow tests start servers, each of which keeps two cores busy. Groups: tests/conftest.py.
+SPREAD = -n 2 --dist loadgroup
 CPP_FILES = git ls-files -z --cached --others --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc'
 
 .DEFAULT_GOAL := help
@@ -15,10 +17,10 @@ demo: ## Serve a tiny NVFP4 model with SGLang and this package, and check its an
 	$(PYTHON) tools/demo.py
 
 test: ## Everything that needs no GPU, on the newest supported SGLang
-	$(DEV) -m pytest -m "not matrix and not gpu"
+	$(DEV) -m pytest $(SPREAD) -m "not matrix and not gpu"
 
 test-all: ## The same, and every supported SGLang release
-	$(DEV) -m pytest -m "not gpu"
+	$(DEV) -m pytest $(SPREAD) -m "not gpu"
 
 test-gpu: ## What needs an NVIDIA GPU
 	$(DEV) -m pytest -m gpu

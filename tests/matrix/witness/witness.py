@@ -123,12 +123,22 @@ def _read_value() -> str:
 
 
 def _set_value(value: str) -> None:
-    object.__setattr__(_ARGUMENTS, "fp4_gemm_runner_backend", value)
+    _force(_ARGUMENTS, value)
     try:
         from sglang.srt.runtime_context import get_exec
     except ImportError:
         return  # 0.5.18 and older read the arguments themselves
-    object.__setattr__(get_exec().kernel, "fp4_gemm_runner_backend", value)
+    _force(get_exec().kernel, value)
+
+
+def _force(holder: Any, value: str) -> None:
+    """Set the field whether ``holder`` is a dataclass, frozen or not, or (0.5.20 and later) a msgspec struct."""
+    try:
+        object.__setattr__(holder, "fp4_gemm_runner_backend", value)
+    except TypeError:
+        import msgspec
+
+        msgspec.structs.force_setattr(holder, "fp4_gemm_runner_backend", value)
 
 
 def _write(value: str, facts: dict[str, Any]) -> None:
