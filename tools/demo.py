@@ -10,6 +10,7 @@ with its interpreter; the rest is ``demo_steps.py``. Exit code 0 means that ever
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -38,8 +39,8 @@ def main() -> int:
         screen.failed(str(error))
         return 1
     screen.done()
-    environment = os.environ | {_BEGAN: str(began)}
-    os.execve(python, [str(python), "-W", "ignore", __file__], environment)
+    command = [str(python), "-W", "ignore", __file__]
+    return subprocess.run(command, env=os.environ | {_BEGAN: str(began)}, check=False).returncode
 
 
 if __name__ == "__main__":

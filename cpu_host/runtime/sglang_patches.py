@@ -71,4 +71,4 @@ def _leave_memory_unpinned() -> None:
 
     for name in ("tensor", "zeros", "empty"):
         setattr(torch, name, unpinned(getattr(torch, name)))
-    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
