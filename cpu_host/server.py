@@ -174,7 +174,7 @@ class Server:
         for polls in itertools.count():
             if self._process.poll() is not None:
                 raise ServerError(f"the server exited with {self._process.returncode}\n{self.tail()}")
-            with contextlib.suppress(OSError, ServerError):
+            with contextlib.suppress(ServerError):
                 self.get("/health", timeout=20)  # 503 until SGLang's own warm-up request was answered
                 return
             if time.monotonic() - began > self.timeout:
@@ -220,6 +220,8 @@ class Server:
                 text = answer.read().decode()
         except urllib.error.HTTPError as error:
             raise ServerError(f"{request.full_url} answered {error.code}: {error.read().decode()[:2000]}") from error
+        except OSError as error:
+            raise ServerError(f"{request.full_url}: {error}\n{self.tail()}") from error
         return json.loads(text) if text else None
 
     def plant(self, mutation: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from cpu_host.runtime import has_nvidia_driver  # noqa: E402
 from tools import envs  # noqa: E402
 from tools.demo_screen import Screen  # noqa: E402
 
@@ -32,9 +33,11 @@ def main() -> int:
     began = time.time()
     screen = Screen(began)
     screen.title("sglang-sm120 demo: an NVFP4 model served by SGLang")
-    screen.step("Environment", f"SGLang {envs.NEWEST} and what it needs, below {envs.cache_dir()}")
+    gpu = has_nvidia_driver()
+    what = "all its dependencies (several gigabytes)" if gpu else "what a server on the CPU needs"
+    screen.step("Environment", f"SGLang {envs.NEWEST} and {what}, below {envs.cache_dir()}")
     try:
-        python = envs.ensure("dev")
+        python = envs.ensure("gpu" if gpu else "dev")
     except envs.EnvError as error:
         screen.failed(str(error))
         return 1

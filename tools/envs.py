@@ -4,8 +4,9 @@
     python3 tools/envs.py NAME [--print]     create (or refresh) one, then say where its interpreter is
     python3 tools/envs.py --list             every name
 
-NAME is ``dev`` (SGLang 0.5.23, the test tools and this package, editable) or ``sglang-VERSION`` (that release
-and this package as the wheel that would be published). Progress goes to stderr; with ``--print`` stdout holds
+NAME is ``dev`` (SGLang 0.5.23, the test tools and this package, editable), ``sglang-VERSION`` (that release
+and this package as the wheel that would be published) or ``gpu`` (the newest release with all its dependencies,
+several gigabytes, for the demo on a machine with an NVIDIA GPU). Progress goes to stderr; with ``--print`` stdout holds
 the interpreter's path and nothing else. Calling it again is cheap, and refreshes the package if its sources
 changed. ``SM120_DEV_CACHE`` moves the cache, ``TORCH_INDEX_URL`` chooses where torch alone comes from.
 
@@ -84,7 +85,7 @@ class EnvError(RuntimeError):
 
 def names() -> list[str]:
     """Every environment that can be asked for."""
-    return ["dev", *(f"sglang-{version}" for version in RELEASES)]
+    return ["dev", "gpu", *(f"sglang-{version}" for version in RELEASES)]
 
 
 def cache_dir() -> Path:
@@ -100,8 +101,11 @@ def ensure(name: str) -> Path:
     if sys.version_info < (3, 11):
         raise EnvError(f"SGLang >= 0.5.22 needs Python 3.11 or newer, this is {sys.version.split()[0]}")
     with _locked(cache_dir() / "lock"):
-        base = _base()
-        env = _thin_env(name, _layers(name, base))
+        if name == "gpu":
+            base = env = _gpu_env()
+        else:
+            base = _base()
+            env = _thin_env(name, _layers(name, base))
         _install_package(env, base, editable=name == "dev")
     return _python(env)
 
@@ -181,8 +185,7 @@ def _thin_env(name: str, layers: list[Path]) -> Path:
 
     def build(path: Path) -> None:
         _run(f"{name}: creating", [sys.executable, "-m", "venv", "--without-pip", str(path)])
-        text = "".join(f"{layer}\n" for layer in layers) + "import cpu_host.runtime; cpu_host.runtime.arm()\n"
-        (_site_packages(path) / "sm120_layers.pth").write_text(text, encoding="utf-8")
+        _stack(path, layers)
         for script in (s for layer in layers for s in (layer / "bin").glob("*")):
             _adopt_script(script, path)
         _write_bytecode(path)
@@ -193,6 +196,25 @@ def _thin_env(name: str, layers: list[Path]) -> Path:
     if not stamp.is_file() or stamp.read_text(encoding="ascii") != wanted:
         _build_anew(path, wanted, build)
     return path
+
+
+def _stack(env: Path, layers: list[Path]) -> None:
+    """Put the layers on the environment's path and arm ``cpu_host.runtime`` in its interpreters."""
+    text = "".join(f"{layer}\n" for layer in layers) + "import cpu_host.runtime; cpu_host.runtime.arm()\n"
+    (_site_packages(env) / "sm120_layers.pth").write_text(text, encoding="utf-8")
+
+
+def _gpu_env() -> Path:
+    """A real venv with SGLang as its authors want it installed; nothing is shared with the CPU environments."""
+    requirements = REQUIREMENTS / "gpu.txt"
+
+    def build(path: Path) -> None:
+        _run("gpu: creating", [sys.executable, "-m", "venv", str(path)])
+        _run("gpu: installing pip", _pip(path, "-r", str(REQUIREMENTS / "pip.txt")))
+        _run("gpu: installing SGLang and CUDA packages", _pip(path, "-r", str(requirements)))
+        _stack(path, [_cpu_host_layer()])
+
+    return _once("gpu", [requirements.read_bytes()], build)
 
 
 def _write_bytecode(env: Path) -> None:
@@ -334,7 +356,7 @@ def _say(text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Create and find the cached environments of this repository.")
-    parser.add_argument("name", nargs="?", help="dev, or sglang-VERSION")
+    parser.add_argument("name", nargs="?", help="dev, gpu, or sglang-VERSION")
     parser.add_argument("--print", action="store_true", dest="bare", help="print nothing but the interpreter's path")
     parser.add_argument("--list", action="store_true", help="print every name and stop")
     options = parser.parse_args()

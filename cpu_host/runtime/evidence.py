@@ -1,8 +1,9 @@
 """Counts, in the process that runs the model, what the backend was really asked to do.
 
-Forwards are counted at ``ModelRunner.forward``, linear layers at the backend's own function, and only those
-inside a forward (the self-test before the weights load would falsify the count). After each forward the file
-``<folder>/<pid>.json`` is replaced as a whole, so that a reader never sees half of one.
+Forwards are counted at ``ModelRunner.forward``, linear layers at the function of the backend that multiplies (for
+FlashInfer's backends the name that SGLang calls it by), and only those inside a forward: the self-test before the
+weights load would falsify the count. After each forward the file ``<folder>/<pid>.json`` is replaced as a whole, so
+that a reader never sees half of one.
 
 Mutations are planted here too, between SGLang and the backend, so that the shipped code stays free of them. They
 too act inside forwards only (the package's own self-test would refuse to start with one), and their name is
@@ -11,6 +12,7 @@ read anew before each forward: one server serves a right answer and every wrong 
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -24,6 +26,7 @@ from cpu_host.runtime import EVIDENCE_VARIABLE, MUTATION_VARIABLE, after_import,
 
 _BACKEND = "sglang_sm120.backends.torch_reference"
 _RUNNER = "sglang.srt.model_executor.model_runner"
+_MODELOPT = "sglang.srt.layers.quantization.modelopt_quant"
 _FP4_UTILS = "sglang.srt.layers.quantization.fp4_utils"
 
 
@@ -61,6 +64,7 @@ _COUNTER = _Counter()
 
 def arm() -> None:
     after_import.after(_BACKEND, _watch_backend)
+    after_import.after(_MODELOPT, _watch_flashinfer)
     after_import.after(_RUNNER, _watch_runner)
 
 
@@ -80,6 +84,19 @@ def _watch_backend(module: ModuleType) -> None:
         return linear(x, weight, weight_scale, input_scale, alpha, bias)
 
     vars(module)["linear"] = counted
+
+
+def _watch_flashinfer(module: ModuleType) -> None:
+    gemm: Callable[..., Any] | None = vars(module).get("flashinfer_fp4_gemm")
+    if gemm is None:
+        return  # no FlashInfer here
+
+    @functools.wraps(gemm)  # with its attributes: by them the package knows its own hook
+    def counted(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+        _COUNTER.saw_linear(a.shape[0], b.shape[1], 2 * b.shape[0])
+        return gemm(a, b, *args, **kwargs)
+
+    vars(module)["flashinfer_fp4_gemm"] = counted
 
 
 def _watch_runner(module: ModuleType) -> None:

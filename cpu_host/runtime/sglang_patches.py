@@ -13,13 +13,13 @@ from typing import Any
 
 from cpu_host.runtime import after_import
 
-_LORA_MANAGER = "sglang.srt.lora.lora_manager"
+_RUNNER = "sglang.srt.model_executor.model_runner"
 _COMPRESSED_TENSORS = "sglang.srt.layers.quantization.compressed_tensors.compressed_tensors"
 
 
 def arm() -> None:
     after_import.after(_COMPRESSED_TENSORS, _skip_capability_question)
-    after_import.after(_LORA_MANAGER, _serve_lora_unpinned)
+    after_import.after(_RUNNER, _run_unpinned)
 
 
 def _skip_capability_question(module: ModuleType) -> None:
@@ -39,14 +39,15 @@ def _skip_capability_question(module: ModuleType) -> None:
     cls._check_scheme_supported = _check_scheme_supported
 
 
-def _serve_lora_unpinned(module: ModuleType) -> None:
-    """From 0.5.10: LoRA keeps its offsets in page-locked memory, which is for transfers to a device.
+def _run_unpinned(module: ModuleType) -> None:
+    """Page-locked memory is for transfers to a device, and torch refuses to allocate it where there is none.
 
-    torch refuses to allocate it where there is none. It is only touched in processes that do serve LoRA.
+    LoRA asks for it (from 0.5.10), and so does a request for the log-probabilities of its prompt (0.5.12 and some
+    later releases). torch is only touched in processes that run a model.
     """
     import torch
 
-    cls: Any = vars(module)["LoRAManager"]
+    cls: Any = vars(module)["ModelRunner"]
     original = cls.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The oldest releases and two in between: started, asked, judged, and the judge itself judged."""
+"""Every release before the newest, which has tests of its own: started, asked, judged, and the judge judged."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from cpu_host.runtime.mutations import MUTATIONS
 from cpu_host.server import Server
 from tests.support.checkpoints import Checkpoints
 from tests.support.servers import ask, judge, launch
+from tools.envs import NEWEST, RELEASES
 
 pytestmark = [pytest.mark.server, pytest.mark.matrix]
 
 
-@pytest.mark.parametrize("kind", ["modelopt", "compressed-tensors"])
-@pytest.mark.parametrize("release", ["0.5.9", "0.5.10", "0.5.11", "0.5.16"])
+CASES: list[tuple[str, Format]] = [(release, "modelopt") for release in RELEASES if release != NEWEST]
+# The scheme of compressed-tensors checkpoints is the same file in all of them, the code around it is not.
+CASES += [(release, "compressed-tensors") for release in ("0.5.9", "0.5.10", "0.5.11", "0.5.16")]
+
+
+@pytest.mark.parametrize(("release", "kind"), CASES)
 def test_served_right(release: str, kind: Format, checkpoints: Checkpoints, tmp_path: Path) -> None:
     spec = Spec(format=kind, different_scales=True, bias=True)
     folder = checkpoints.folder(spec)
