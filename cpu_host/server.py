@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -115,10 +116,12 @@ class Evidence:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that was free a moment ago, below 30000: some releases open another one 10000 above it."""
+    while True:
+        port = random.randint(20000, 29999)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:
