@@ -33,6 +33,8 @@ class _InstallFirst:
         self._loader = loader
 
     def __getattr__(self, name: str) -> "Any":
+        if name == "_loader":  # asked for before __init__ ran: copy and pickle do
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def exec_module(self, module: "ModuleType") -> None:

@@ -115,7 +115,8 @@ def _ask_torch(device: int | None, versions: dict[str, str], problems: dict[str,
         number = torch.backends.cudnn.version()
         if number is not None:
             versions["cudnn"] = normalise_cudnn(int(number))
-        if not torch.cuda.is_available():
+        # ROCm builds answer through torch.cuda as well, and some AMD GPUs call themselves 12.0.
+        if torch.version.cuda is None or not torch.cuda.is_available():
             return None, NO_DEVICE
         major, minor = torch.cuda.get_device_capability(device)
         return (int(major), int(minor)), str(torch.cuda.get_device_name(device))

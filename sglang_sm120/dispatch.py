@@ -82,10 +82,11 @@ def resolve(request: Request, facts: HostFacts) -> Decision:
     record = BACKENDS.get(value)
     if record is None:
         return Decision(None, origin, True, f"{value} is not a value of this package", warnings)
-    # SGLang's own argument parser has let a value of the command line pass; nobody has looked at a variable.
-    if origin == "command line" and not _is_ours_to_judge(record, facts):
+    if not _is_ours_to_judge(record, facts):
+        # From the command line SGLang has the value already; from a variable of ours nobody else would set it.
+        taken = None if origin == "command line" else value
         return Decision(
-            None, origin, True, f"{value} is SGLang's own value, on a card that is not ours to judge", warnings
+            taken, origin, True, f"{value} is SGLang's own value, on a card that is not ours to judge", warnings
         )
     judged = verdict(value, facts)
     if judged.status == "ok":
@@ -168,10 +169,11 @@ def _objection(
 
 def _asked(request: Request, facts: HostFacts) -> tuple[str, Origin, tuple[str, ...]]:
     """Return the value that counts, where it comes from, and warnings about what it overrides."""
+    leftover = request.deprecated_value is not None and not _deprecated_counts(request.deprecated_value, facts)
     sources: dict[Origin, str | None] = {
         "command line": None if request.server_value == AUTO else request.server_value,
         "environment": request.env_value,
-        "deprecated variable": request.deprecated_value,
+        "deprecated variable": None if leftover else request.deprecated_value,
     }
     given = [(value, origin) for origin in PRECEDENCE if (value := sources.get(origin)) is not None]
     if not given:
@@ -190,6 +192,15 @@ def _asked(request: Request, facts: HostFacts) -> tuple[str, Origin, tuple[str, 
     return value, origin, tuple(warnings)
 
 
+def _deprecated_counts(value: str, facts: HostFacts) -> bool:
+    """Return whether the deprecated variable is ours to read: on SM12x, or where it names what only we provide.
+
+    SGLang stopped reading it with 0.5.10. A variable left over on another card must change nothing there.
+    """
+    record = BACKENDS.get(_deprecated_names().get(value, ""))
+    return facts.is_sm12x or (record is not None and not is_native(record, facts))
+
+
 def sglang_default(facts: HostFacts) -> str:
     """Return what the installed SGLang's server arguments hold when the flag is not given."""
     release = facts.versions.get("sglang", "").partition("+")[0].split(".")[:3]
@@ -202,8 +213,8 @@ def _hint(request: Request, facts: HostFacts) -> str:
     return ""
 
 
-def _translate_deprecated(old: str) -> str:
-    """Translate a value of the deprecated variable: FlashInfer's names, with or without ``flashinfer_``."""
+def _deprecated_names() -> dict[str, str]:
+    """Map every spelling that the deprecated variable may hold (FlashInfer's names, with or without prefix)."""
     names = {AUTO: AUTO}
     for record in BACKENDS.values():
         if record.flashinfer_name is None:
@@ -212,6 +223,11 @@ def _translate_deprecated(old: str) -> str:
         for spelling in (record.flashinfer_name, record.value.removeprefix("flashinfer_")):
             names.setdefault(spelling, record.value)
             names.setdefault(f"flashinfer_{spelling}", record.value)
+    return names
+
+
+def _translate_deprecated(old: str) -> str:
+    names = _deprecated_names()
     if old not in names:
         raise ConfigError(bad_value(env.DEPRECATED_BACKEND, old, f"write one of {', '.join(sorted(names))}"))
     return names[old]

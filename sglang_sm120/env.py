@@ -148,18 +148,29 @@ def cache_dir() -> Path:
     """
     path = cache_path()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-        status = path.stat()
+        for folder in [*reversed(path.parents), path]:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
     except OSError as error:
         raise ConfigError(
             bad_value(CACHE_DIR, str(path), f"{error.strerror or error}; name a folder that you can write to")
         ) from error
+    if stat.S_ISLNK(status.st_mode):
+        raise ConfigError(bad_value(CACHE_DIR, str(path), "it is a link; name the folder itself"))
+    replaceable = next((p for p in path.resolve().parents if _others_may_replace(p)), None)
+    if replaceable is not None:
+        remedy = f"other users may replace what lies in {replaceable}; name a folder below one of your own"
+        raise ConfigError(bad_value(CACHE_DIR, str(path), remedy))
     if status.st_uid != os.geteuid():
         raise ConfigError(bad_value(CACHE_DIR, str(path), "it belongs to another user; name a folder of your own"))
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(bad_value(CACHE_DIR, str(path), "other users may write to it; run chmod go-w on it"))
     return path
+
+
+def _others_may_replace(folder: Path) -> bool:
+    status = folder.stat()
+    return bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
 
 
 def _text(name: str) -> str | None:

@@ -61,20 +61,29 @@ def asked_value() -> str | None:
     SGLang has not parsed its arguments yet, so the words of the command line are read as they are.
     """
     words = sys.argv[1:]
-    for index, word in enumerate(words):
+    asked = env.fp4_gemm_backend()
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         if word == FLAG:
-            return words[index + 1] if index + 1 < len(words) else None
-        if word.startswith(FLAG + "="):
-            return word.split("=", 1)[1]
-    return env.fp4_gemm_backend()
+            asked = following
+        elif word.startswith(FLAG + "="):
+            asked = word.split("=", 1)[1]
+    return asked  # of several flags argparse takes the last
 
 
-def needed() -> str | None:
-    """Why a server that starts now depends on this package, or ``None`` if it would not miss it."""
+def named() -> str | None:
+    """Why this process depends on the package: it names a value that only the package provides. Else ``None``."""
     value = asked_value()
     record = BACKENDS.get(value) if value is not None else None
     if record is not None and record.native_since is None:
         return f"{FLAG} {value} is provided by it"
+    return None
+
+
+def automatic(release: Version | None) -> str | None:
+    """Why a server that starts here without naming a value depends on the package: ``auto`` on SM12x."""
+    value = asked_value()
+    if value is None and release is not None and release.base_version == "0.5.9":
+        return None  # its default is not auto
     if value in (None, "auto") and env.take_auto() and any(major == 12 for major, _ in compute_capabilities()):
         return f"{FLAG} auto on an SM12x GPU is resolved by it (SGLANG_SM120_AUTO=0 leaves it to SGLang)"
     return None

@@ -28,6 +28,9 @@ from sglang_sm120.host.source_probe import ModuleSource, package_root, without_c
 
 logger = logging.getLogger("sglang_sm120")
 
+#: Imported by every process that serves, and hardly by anything else.
+_SERVER_MODULE = "sglang.srt.managers.scheduler"
+
 State = Literal["live", "armed", "absent", "broken", "off"]
 
 
@@ -50,14 +53,16 @@ class _Installer:
         self.release: Version | None = None
         self._patchers: dict[str, Patcher] = {}
         self._pending: dict[str, list[Any]] = {}
+        self._stop: str | None = None
 
     def install(self) -> None:
         """See :func:`install`."""
         if self.done:
             return
+        switched_off = self._switched_off()
         self.done = True
-        if env.disabled():
-            self.reason_off = f"{env.DISABLE} is set"
+        if switched_off is not None:
+            self.reason_off = switched_off
             return
         problem = self._reason_to_stay_off()
         if problem is None:
@@ -65,11 +70,21 @@ class _Installer:
         if problem is not None:
             self._stay_off(problem)
 
+    def _switched_off(self) -> str | None:
+        if env.disabled():
+            return f"{env.DISABLE} is set"
+        if not installation.excluded_by_whitelist():
+            return None
+        reason = "SGLANG_PLUGINS names other plugins only; add sm120 to it"
+        why = installation.named()
+        if why is not None:
+            raise SystemExit(f"sglang-sm120 {__version__} cannot be used: {reason}. It is needed because {why}.")
+        logger.warning("sglang-sm120 %s stays off: %s.", __version__, reason)
+        return reason
+
     def _reason_to_stay_off(self) -> str | None:
         from sglang_sm120.host.seams import FIRST_SUPPORTED, LAST_TESTED
 
-        if installation.excluded_by_whitelist():
-            return "SGLANG_PLUGINS names other plugins only; add sm120 to it"
         conflict = installation.conflicting_copy()
         if conflict is not None:
             return conflict
@@ -100,13 +115,26 @@ class _Installer:
     def _stay_off(self, problem: str) -> None:
         self.reason_off = problem
         self.undo()
-        why = installation.needed()
+        why = installation.named()
         if why is not None:
-            raise SystemExit(
-                f"sglang-sm120 {__version__} cannot be used: {problem}. The start is stopped because {why}. "
-                "SGLANG_SM120_DISABLE=1 starts SGLang without this package."
-            )
+            raise SystemExit(self._stop_message(problem, why))
         logger.warning("sglang-sm120 %s stays off: %s. SGLang runs unchanged.", __version__, problem)
+        why = installation.automatic(self.release)
+        if why is not None:
+            # Programs that only import SGLang go on; a server, which is what needs auto, does not start.
+            self._stop_servers(self._stop_message(problem, why))
+
+    def _stop_message(self, problem: str, why: str) -> str:
+        return (
+            f"sglang-sm120 {__version__} cannot be used: {problem}. The start is stopped because {why}. "
+            f"{env.DISABLE}=1 starts SGLang without this package."
+        )
+
+    def _stop_servers(self, message: str) -> None:
+        self._stop = message
+        if _SERVER_MODULE in sys.modules:
+            raise SystemExit(message)
+        sys.meta_path.insert(0, _FINDER)
 
     def _patch_or_arm(self) -> str | None:
         for seam in self.seams():
@@ -127,17 +155,20 @@ class _Installer:
         return [] if release is None else [seam for seam in SEAMS if seam.exists_in(release)]
 
     def pending(self, name: str) -> bool:
-        return name in self._pending
+        return name in self._pending or (self._stop is not None and name == _SERVER_MODULE)
 
     def patch(self, module: ModuleType) -> None:
         """Apply the seams of an imported module. All of them or, with an exception, none of any module."""
-        for seam in self._pending.pop(module.__name__, []):
+        if self._stop is not None:
+            raise SystemExit(self._stop)
+        for seam in self._pending.get(module.__name__, []):
             patcher = self._patchers[seam.name] = Patcher()
             try:
                 seam.apply(module, patcher)
-            except (AttributeError, TypeError, SeamError) as error:
+            except Exception as error:
                 self.undo()
                 raise SeamError(f"seam {seam.name!r} does not fit {module.__name__}: {error}") from error
+        self._pending.pop(module.__name__, None)
 
     def undo(self) -> None:
         self._pending.clear()

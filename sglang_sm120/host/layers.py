@@ -51,9 +51,9 @@ class Prepared:
     pre_scaled: bool  # NVFP4_AWQ: the input is multiplied by a per-channel scale first
 
 
-def scales_differ(layer: torch.nn.Module, convention: Convention) -> bool:
-    """Whether the shards of a fused projection have different global scales (weight or input)."""
-    names = (convention.weight_global, convention.input_global)
+def scales_differ(layer: torch.nn.Module, convention: Convention, *, inputs: bool) -> bool:
+    """Whether the shards of a fused projection have different global scales (of weights and, if asked, inputs)."""
+    names = (convention.weight_global, convention.input_global if inputs else None)
     return any(torch.unique(getattr(layer, name).data).numel() > 1 for name in names if name is not None)
 
 
@@ -77,13 +77,19 @@ def mark_unloaded(layer: torch.nn.Module, convention: Convention) -> None:
         parameter.data.fill_(float("nan"))
 
 
-def fill_unloaded(layer: torch.nn.Module, convention: Convention) -> None:
-    """Spread the one scale of a projection that is fused on disk over its shards."""
+def complete_scales(layer: torch.nn.Module, convention: Convention, *, dummy: bool) -> None:
+    """Spread the one scale of a projection that is fused on disk over its shards.
+
+    ``dummy`` weights (``--load-format dummy``) are random numbers of either sign, which are no scales: they
+    become one, so that the layer can be measured.
+    """
     for name in (convention.weight_global, convention.input_global):
         if name is None:
             continue
         data = getattr(layer, name).data.view(-1)
-        if data.numel() > 1 and bool(data[1:].isnan().all()) and not bool(data[0].isnan()):
+        if dummy:
+            data.fill_(1.0)
+        elif data.numel() > 1 and bool(data[1:].isnan().all()) and not bool(data[0].isnan()):
             data.fill_(data[0].item())
 
 
@@ -97,6 +103,11 @@ def prepare(layer: Any, method: Any, convention: Convention, backend: str) -> No
     group_size = getattr(getattr(method, "quant_config", None), "group_size", None) or BLOCK
     if group_size != BLOCK:
         raise ConfigError(bad_value("group_size", group_size, "NVFP4 has blocks of 16; use another backend"))
+    if getattr(layer, "_interleave_for_swiglu_fusion", False):
+        raise ConfigError(
+            f"{layer_name(layer)} feeds SGLang's fused SwiGLU kernel for capability 10.x, which reads weights that "
+            f"--fp4-gemm-backend {backend} does not prepare. Use flashinfer_cutedsl or flashinfer_cutlass there."
+        )
     widths = list(layer.logical_widths)
     alpha, activation = _global_scales(layer, convention, widths)
     _derive(layer, "sm120_alpha", alpha)
@@ -125,6 +136,11 @@ def forward(layer: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
         bias: [N] or ``None``; added before the one rounding to the output type.
     """
     prepared: Prepared = layer.sm120_prepared
+    if not layer.sm120_in_order:
+        raise ConfigError(
+            f"Weights of {layer_name(layer)} were written without the step that prepares them (as "
+            "update_weights_from_tensor does). Use update_weights_from_disk."
+        )
     if isinstance(x, tuple):
         return _forward_quantized(layer, prepared, x, bias)
     if prepared.pre_scaled:
@@ -198,12 +214,13 @@ def _swizzle_scales(layer: Any, convention: Convention, bounds: list[tuple[int, 
     parameter = getattr(layer, convention.weight_scale)
     rows, blocks = parameter.shape
     if len(bounds) == 1 and layout.padded_scale_shape(rows, blocks) == (rows, blocks):
-        if not getattr(parameter, "sm120_swizzled", False):
+        if not getattr(layer, "sm120_in_order", False):
             parameter.data.copy_(layout.swizzle_128x4(parameter.data))
-            parameter.sm120_swizzled = True
-            _restore_order_before_loading(parameter)
+            layer.sm120_in_order = True
+            _restore_order_before_loading(layer, parameter)
         return [convention.weight_scale]
     names = [f"sm120_weight_scale_{i}" for i in range(len(bounds))]
+    layer.sm120_in_order = True
     for name, (start, stop) in zip(names, bounds, strict=True):
         _derive(layer, name, layout.swizzle_128x4(parameter.data[start:stop]))
     return names
@@ -237,16 +254,16 @@ def layer_name(layer: Any) -> str:
     return getattr(layer, "prefix", "") or f"{type(layer).__name__} (N={sum(layer.logical_widths)})"
 
 
-def _restore_order_before_loading(parameter: Any) -> None:
+def _restore_order_before_loading(layer: Any, parameter: Any) -> None:
     """Make the parameter's weight loader undo the in-place swizzle before its first write."""
     loader: Callable[..., Any] = parameter.weight_loader
     if getattr(loader, "sm120_restores", False):
         return
 
     def restoring_loader(param: Any, *args: Any, **kwargs: Any) -> Any:
-        if param.sm120_swizzled:
+        if layer.sm120_in_order:
             param.data.copy_(layout.unswizzle_128x4(param.data, *param.shape))
-            param.sm120_swizzled = False
+            layer.sm120_in_order = False
         return loader(param, *args, **kwargs)
 
     restoring_loader.sm120_restores = True  # type: ignore[attr-defined]

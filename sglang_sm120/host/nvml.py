@@ -6,10 +6,14 @@ Used once per process, and only when a seam is broken and it matters whether thi
 from __future__ import annotations
 
 import ctypes
+import os
 
 
 def compute_capabilities() -> list[tuple[int, int]]:
-    """Return (major, minor) of every GPU that the driver's management library sees; empty without a driver."""
+    """Return (major, minor) of every GPU that this process may use; empty without a driver.
+
+    ``CUDA_VISIBLE_DEVICES`` is honoured where it lists indices; written as UUIDs it is taken to allow every GPU.
+    """
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -17,21 +21,26 @@ def compute_capabilities() -> list[tuple[int, int]]:
     if library.nvmlInit_v2() != 0:
         return []
     try:
-        return _read(library)
+        return [c for index, c in _read(library).items() if _visible(index)]
     finally:
         library.nvmlShutdown()
 
 
-def _read(library: ctypes.CDLL) -> list[tuple[int, int]]:
+def _visible(index: int) -> bool:
+    words = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
+    return str(index) in words if all(word.lstrip("-").isdigit() for word in words) else True
+
+
+def _read(library: ctypes.CDLL) -> dict[int, tuple[int, int]]:
     count = ctypes.c_uint()
     if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-        return []
-    found = []
+        return {}
+    found = {}
     for index in range(count.value):
         device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
         if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
             continue
         status = library.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
         if status == 0:
-            found.append((major.value, minor.value))
+            found[index] = (major.value, minor.value)
     return found

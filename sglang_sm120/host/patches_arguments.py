@@ -14,10 +14,6 @@ from sglang_sm120.host.enum_extension import add_members, remove_members
 from sglang_sm120.host.patching import Patcher, mark
 from sglang_sm120.host.resolution import resolve_for_host
 
-#: Modules that import ``initialize_fp4_gemm_config`` by name. Where the entry point is the only way in, they
-#: are imported before it runs and keep the original function.
-_STALE_IMPORTERS = ("sglang.srt.managers.scheduler", "sglang.bench_one_batch", "sglang.benchmark.one_batch")
-
 
 def extend_choices(module: ModuleType, patcher: Patcher) -> None:
     """Append our values to the list that argparse refers to (the same object in every release)."""
@@ -92,8 +88,4 @@ def wrap_resolution(module: ModuleType, patcher: Patcher) -> None:
         resolve_for_host(module, server_args, lambda: original(*args, **kwargs), scheduler=caller)
 
     replacement = mark("resolution", initialize_fp4_gemm_config, original)
-    patcher.set(module, "initialize_fp4_gemm_config", replacement)
-    for name in _STALE_IMPORTERS:
-        importer = sys.modules.get(name)
-        if importer is not None and getattr(importer, "initialize_fp4_gemm_config", None) is original:
-            patcher.set(importer, "initialize_fp4_gemm_config", replacement)
+    patcher.set_everywhere(module, "initialize_fp4_gemm_config", original, replacement)

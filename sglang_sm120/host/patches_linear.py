@@ -24,6 +24,8 @@ def wrap_weights(module: ModuleType, patcher: Patcher, *, convention: Convention
     seam = f"weights ({convention.label})"
 
     def create_weights(self: Any, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if STATE.refusal is not None and not convention.weight_only:
+            raise STATE.refusal
         create(self, layer, *args, **kwargs)
         if STATE.chosen is not None:
             given = signature.bind(self, layer, *args, **kwargs).arguments
@@ -34,11 +36,11 @@ def wrap_weights(module: ModuleType, patcher: Patcher, *, convention: Convention
         if STATE.chosen is None:
             process(self, layer)
             return
-        layers.fill_unloaded(layer, convention)
+        layers.complete_scales(layer, convention, dummy=STATE.dummy_weights)
         backend = _backend_for(layer, convention)
         if backend is not None:
             layers.prepare(layer, self, convention, backend)
-        elif convention.weight_only:
+        elif convention.weight_only or STATE.repacks_weights:
             process(self, layer)
         else:
             unpadded = getattr(layer, convention.weight).shape
@@ -62,6 +64,21 @@ def wrap_apply(module: ModuleType, patcher: Patcher, *, convention: Convention) 
     patcher.set(cls, convention.apply, mark(f"apply ({convention.label})", apply, original))
 
 
+def route_lm_head(module: ModuleType, patcher: Patcher) -> None:
+    """Let SGLang apply the quantized method of an ``lm_head`` that we prepared.
+
+    It asks for tensors by the names that its own preparations leave; without this it would multiply the packed
+    bytes as if they were a weight.
+    """
+    original = module.should_apply_lm_head_quant_method
+
+    def should_apply_lm_head_quant_method(lm_head: Any, quant_method: Any) -> bool:
+        return hasattr(lm_head, "sm120_prepared") or bool(original(lm_head, quant_method))
+
+    replacement = mark("lm_head", should_apply_lm_head_quant_method, original)
+    patcher.set_everywhere(module, "should_apply_lm_head_quant_method", original, replacement)
+
+
 def admit(module: ModuleType, patcher: Patcher, *, cls: str) -> None:
     """Lower SGLang's minimum capability while a backend of ours that runs on this device is chosen."""
     owner = getattr(module, cls)
@@ -83,8 +100,8 @@ def _backend_for(layer: Any, convention: Convention) -> str | None:
     """Name of the backend of ours that serves ``layer``, or ``None`` for SGLang's own path."""
     assert STATE.decision is not None
     assert STATE.facts is not None
-    assert STATE.decision.backend is not None
-    if convention.weight_only:
+    differ = layers.scales_differ(layer, convention, inputs=not STATE.repacks_weights)
+    if convention.weight_only and not differ:
         return _backend_for_weight_only()
     n, k = sum(layer.logical_widths), layer.input_size_per_partition
     pad = convention.pads_to
@@ -95,7 +112,7 @@ def _backend_for(layer: Any, convention: Convention) -> str | None:
         n=-(-n // pad) * pad,
         k=-(-k // pad) * pad,
         out_dtype=str(layer.sm120_dtype).removeprefix("torch."),
-        fused_scales_differ=layers.scales_differ(layer, convention),
+        fused_scales_differ=differ,
     )
     return chosen if BACKENDS[chosen].quantizes_itself else None
 
@@ -104,7 +121,7 @@ def _backend_for_weight_only() -> str | None:
     backend = STATE.backend
     if backend is not None and backend.quantizes_itself:
         return backend.value
-    if backend is not None and STATE.decision is not None and STATE.decision.explicit:
+    if backend is not None and STATE.decision is not None and STATE.decision.explicit and not STATE.repacks_weights:
         STATE.warn_once(
             "weight-only",
             f"--fp4-gemm-backend {backend.value} multiplies quantized activations; the weight-only (W4A16) "

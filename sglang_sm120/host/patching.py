@@ -7,7 +7,9 @@ that is identical to a hooked function, a plugin's saved original included.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 SEAM_MARK = "__sm120_seam__"
@@ -34,6 +36,17 @@ class Patcher:
 
         seam = seam_of(value)
         self.changed(restore, lambda: is_marked(vars(owner).get(name), seam))
+
+    def set_everywhere(self, module: ModuleType, name: str, original: Any, replacement: Any) -> None:
+        """Set it in ``module`` and in every module of SGLang that imported the original by name.
+
+        Where the entry point is the only way in, such modules are imported before we are called.
+        """
+        self.set(module, name, replacement)
+        importers = [m for n, m in list(sys.modules.items()) if n.startswith("sglang.") and m is not module]
+        for importer in importers:
+            if vars(importer).get(name) is original:
+                self.set(importer, name, replacement)
 
     def changed(self, undo: Callable[[], None], in_place: Callable[[], bool]) -> None:
         """Note a change made by other means: how to take it back, how to see that it is still there."""

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_sm120 import __version__, env
+from sglang_sm120 import __version__, env, self_test
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.device import collect_facts
 from sglang_sm120.dispatch import Decision, Request, resolve
+from sglang_sm120.errors import UnsupportedError
+from sglang_sm120.host import installer
 from sglang_sm120.host.state import STATE
 
 logger = logging.getLogger("sglang_sm120")
@@ -42,16 +44,23 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     """Run SGLang's own resolution, then ours, before any weight is loaded.
 
     Raises:
-        ConfigError, UnsupportedError: the request cannot be served; the text names the alternative.
+        ConfigError: a variable holds something that cannot be understood. (A backend that cannot run here is
+            refused by the first NVFP4 layer that is created, which is still before weights load.)
         SelfTestError: the chosen backend of ours is wrong on this device.
         SeamError: a seam that this process needs is not in place.
     """
-    from sglang_sm120.host import installer
-
     request = read_request(server_args)
-    facts = collect_facts()
-    decision = resolve(request, facts)
-    _initialize_original(fp4_utils, request, decision, original)
+    gpu = _gpu(scheduler)
+    facts = collect_facts(gpu)
+    STATE.dummy_weights = _load_format(server_args, scheduler) == "dummy"
+    try:
+        decision = resolve(request, facts)
+    except UnsupportedError as refusal:
+        # Every model comes through here, and most have no FP4 layer: the first that does raises this.
+        original()
+        STATE.refuse(refusal, facts)
+        return
+    _initialize_original(request, decision, original)
     for warning in decision.warnings:
         logger.warning(warning)
     record = BACKENDS.get(decision.backend) if decision.backend is not None else None
@@ -61,13 +70,11 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     fp4_utils.FP4_GEMM_RUNNER_BACKEND = fp4_utils.Fp4GemmRunnerBackend(decision.backend)
     installer.require_live()
     if record is not None and record.implementation is not None:
-        from sglang_sm120 import self_test
-
-        self_test.run(record.value, "cpu" if facts.capability is None else "cuda")
+        self_test.run(record.value, "cpu" if facts.capability is None else f"cuda:{gpu or 0}")
     _report(decision, facts, scheduler)
 
 
-def _initialize_original(fp4_utils: Any, request: Request, decision: Decision, original: Callable[[], None]) -> None:
+def _initialize_original(request: Request, decision: Decision, original: Callable[[], None]) -> None:
     """Call SGLang's own function without letting it read a variable that we have already validated.
 
     SGLang 0.5.9 prefixes any value of the deprecated variable and looks it up in its enum, so a value that
@@ -81,8 +88,6 @@ def _initialize_original(fp4_utils: Any, request: Request, decision: Decision, o
 
 
 def _report(decision: Decision, facts: HostFacts, scheduler: Any) -> None:
-    from sglang_sm120.host import installer
-
     level = logging.INFO if _rank(scheduler) == 0 else logging.DEBUG
     logger.log(
         level,
@@ -96,6 +101,28 @@ def _report(decision: Decision, facts: HostFacts, scheduler: Any) -> None:
         facts.versions.get("flashinfer", "not installed"),
         sum(status.state == "live" for status in installer.verify()),
     )
+
+
+def _gpu(scheduler: Any) -> int | None:
+    """Index of the GPU that this process will use; ``None`` for the current one.
+
+    SGLang selects the device only after this point, so asking for the current one would describe GPU 0 in
+    every process and put a CUDA context on it.
+    """
+    gpu = getattr(scheduler, "gpu_id", None)
+    if gpu is None and scheduler is not None:
+        try:
+            from sglang.srt.runtime_context import get_device
+
+            gpu = get_device().gpu_id
+        except (ImportError, AttributeError, ValueError):
+            return None  # an older release, or the caller is no scheduler and has published nothing
+    return gpu if isinstance(gpu, int) else None
+
+
+def _load_format(server_args: Any | None, scheduler: Any) -> str:
+    holder = server_args if server_args is not None else getattr(scheduler, "server_args", None)
+    return str(getattr(holder, "load_format", "auto")).rpartition(".")[2].lower()
 
 
 def _rank(scheduler: Any) -> int:

@@ -203,6 +203,13 @@ SEAMS: tuple[Seam, ...] = (
         _check_quantizer("CompressedTensorsW4A4Fp4", "apply_weights"),
         "patches_gemm:route_quantizer",
     ),
+    Seam(
+        "lm_head",
+        "sglang.srt.layers.logits_processor",
+        _has_function("should_apply_lm_head_quant_method", ["lm_head", "quant_method"]),
+        "patches_linear:route_lm_head",
+        since=Version("0.5.15"),
+    ),
     _admission_seam("ModelOpt", MODELOPT, "ModelOptFp4Config"),
     _admission_seam("compressed-tensors", CT_W4A4, "CompressedTensorsW4A4Fp4"),
     *(seam for convention in CONVENTIONS for seam in _linear_seams(convention)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import gc
-import importlib.machinery
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ def package_root() -> Path | None:
     loaded = sys.modules.get("sglang")
     if loaded is not None and getattr(loaded, "__path__", None):
         return Path(next(iter(loaded.__path__)))
-    spec = importlib.machinery.PathFinder.find_spec("sglang")
+    spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations)))

@@ -6,6 +6,7 @@ import logging
 
 from sglang_sm120.backends.record import Backend, HostFacts
 from sglang_sm120.dispatch import Decision
+from sglang_sm120.errors import UnsupportedError
 
 logger = logging.getLogger("sglang_sm120")
 
@@ -21,16 +22,27 @@ class ServingState:
         self.decision: Decision | None = None
         self.facts: HostFacts | None = None
         self.backend: Backend | None = None
+        self.refusal: UnsupportedError | None = None
         self.quantizer_rejected = False
+        self.dummy_weights = False
         self._warned: set[str] = set()
 
     def decide(self, decision: Decision, facts: HostFacts, backend: Backend | None) -> None:
-        self.decision, self.facts, self.backend = decision, facts, backend
+        self.decision, self.facts, self.backend, self.refusal = decision, facts, backend, None
+
+    def refuse(self, refusal: UnsupportedError, facts: HostFacts) -> None:
+        """Keep a refusal for the first NVFP4 layer; a model without one is none of our business."""
+        self.decision, self.facts, self.backend, self.refusal = None, facts, None, refusal
 
     @property
     def chosen(self) -> str | None:
         """Name of the backend that we chose or accepted; ``None`` while everything is left to SGLang."""
         return self.decision.backend if self.decision is not None else None
+
+    @property
+    def repacks_weights(self) -> bool:
+        """Whether SGLang repacks weights for a weight-only kernel, which uses no input scales."""
+        return self.chosen == "marlin"
 
     def warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:

@@ -93,11 +93,17 @@ class TestDeprecatedVariable:
         with pytest.raises(UnsupportedError, match="SGLANG_FLASHINFER_FP4_GEMM_BACKEND"):
             resolve(Request("auto", deprecated_value=spelling), machine(RTX))
 
-    @pytest.mark.parametrize("card", CARDS, ids=str)
+    @SM12X
     @pytest.mark.parametrize("written", ["marlin", "sm120", "CUTLASS", "torch_reference", "x"])
-    def test_unknown_values_are_refused_with_the_legal_ones(self, written: str, card: Capability | None) -> None:
+    def test_unknown_values_are_refused_with_the_legal_ones(self, written: str, card: Capability) -> None:
         with pytest.raises(ConfigError, match="b12x.*cutlass.*flashinfer_cutlass"):
             resolve(Request("auto", deprecated_value=written), machine(card))
+
+    @pytest.mark.parametrize("card", [c for c in CARDS if c not in (RTX, SPARK)], ids=str)
+    @pytest.mark.parametrize("written", ["trtllm", "cutlass", "flashinfer_cudnn", "x"])
+    def test_a_leftover_changes_nothing_on_other_cards(self, written: str, card: Capability | None) -> None:
+        decision = resolve(Request("auto", deprecated_value=written), machine(card))
+        assert (decision.backend, decision.explicit, decision.warnings) == (None, False, ())
 
 
 class TestAuto:

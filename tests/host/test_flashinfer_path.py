@@ -153,3 +153,23 @@ def test_weight_only_layers_under_a_flashinfer_value_are_named(
             make_case("modelopt, weight-only", 128, [64], fresh_generator())
     assert len(served) == 2
     assert caplog.text.count("weight-only (W4A16)") == 1
+
+
+def test_weight_only_shards_with_different_scales_follow_the_same_rule(serving: Serving, asked: list[str]) -> None:
+    """SGLang's weight-only path takes the largest scale for all shards."""
+    serving.decide("flashinfer_b12x", facts=facts())
+    with pytest.raises(ConfigError, match="different global scales"):
+        make_case("modelopt, weight-only", 128, [64, 64], fresh_generator(), same_scales=False)
+    serving.decide("flashinfer_cutlass", explicit=False, facts=facts())
+    generator = fresh_generator()
+    run(make_case("modelopt, weight-only", 128, [64, 64], generator, same_scales=False), generator, 128)
+
+
+def test_marlin_may_have_different_input_scales_which_it_ignores(
+    serving: Serving, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = []
+    monkeypatch.setattr(modelopt, "prepare_nvfp4_layer_for_marlin", served.append)
+    serving.decide("marlin", facts=facts())
+    make_case("modelopt", 128, [64, 64], fresh_generator(), input_decode=[0.002, 0.004])
+    assert len(served) == 1

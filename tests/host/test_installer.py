@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_sm120.host import installation
 from tests.host.shadow import run_python, shadow_sglang
 
 FP4_UTILS = "srt/layers/quantization/fp4_utils.py"
@@ -175,12 +176,13 @@ assert s.FP4_GEMM_RUNNER_BACKEND_CHOICES.count("torch_reference") == 1
     assert run.returncode == 0, run.stderr
 
 
-def test_a_patch_that_fails_half_way_takes_everything_back() -> None:
+@pytest.mark.parametrize("error", ["AttributeError", "RuntimeError"])
+def test_a_patch_that_fails_half_way_takes_everything_back(error: str) -> None:
     code = (
-        """
+        f"""
 import sys
 from sglang_sm120.host import patches_linear
-def fail(*args, **kwargs): raise AttributeError("planted")
+def fail(*args, **kwargs): raise {error}("planted")
 patches_linear.wrap_apply = fail
 import sglang.srt.layers.quantization.fp4_utils as fp4_utils
 """
@@ -194,10 +196,51 @@ assert "TORCH_REFERENCE" not in fp4_utils.Fp4GemmRunnerBackend.__members__
     run = run_python(code)
     assert run.returncode == 0, run.stderr
     assert report(run.stdout)["touched"] == []
+    assert report(run.stdout)["states"] == ["off"]
     assert "planted" in run.stderr
     run = run_python(code, "--fp4-gemm-backend", "torch_reference")
     assert run.returncode == 1
     assert "planted" in run.stderr
+
+
+PRETEND_RTX = """
+import sglang_sm120.host.installation as installation
+installation.compute_capabilities = lambda: [(12, 0)]
+"""
+
+
+def test_under_auto_on_sm12x_a_broken_seam_stops_servers_and_nothing_else(tmp_path: Path) -> None:
+    path, old, new = BROKEN["resolution"]
+    shadow = shadow_sglang(tmp_path, {path: (old, new)})
+    run = run_python(PRETEND_RTX + "import sglang, sglang.srt.server_args", path=shadow)
+    assert run.returncode == 0, run.stderr
+    serve = PRETEND_RTX + "import sglang.srt.managers.scheduler"
+    run = run_python(serve, path=shadow)
+    assert run.returncode == 1
+    assert "auto on an SM12x GPU" in run.stderr
+    for switch in ({"SGLANG_SM120_AUTO": "0"}, {"SGLANG_PLUGINS": "other"}, {"SGLANG_SM120_DISABLE": "1"}):
+        assert run_python(serve, path=shadow, **switch).returncode == 0, switch
+
+
+def test_of_several_flags_the_last_counts_as_it_does_for_argparse(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["x", "--fp4-gemm-backend", "flashinfer_b12x", "--fp4-gemm-backend=flashinfer_cutlass"]
+    monkeypatch.setattr("sys.argv", flags)
+    assert installation.asked_value() == "flashinfer_cutlass"
+    assert installation.named() is None
+    monkeypatch.setattr("sys.argv", [*flags, "--fp4-gemm-backend", "torch_reference"])
+    assert installation.named() is not None
+
+
+def test_a_switch_that_cannot_be_understood_says_so_every_time() -> None:
+    code = """
+for attempt in range(2):
+    try:
+        import sglang
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    run = run_python(code, SGLANG_SM120_DISABLE="maybe")
+    assert run.stdout.count("ConfigError SGLANG_SM120_DISABLE='maybe'") == 2
 
 
 @pytest.mark.parametrize("early", [True, False])

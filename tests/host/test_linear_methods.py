@@ -7,6 +7,7 @@ import torch
 
 from sglang_sm120 import layout, reference
 from sglang_sm120.errors import ConfigError, FormatError
+from sglang_sm120.host.state import STATE
 from tests.host.conftest import Serving
 from tests.host.linear_layers import Case, make_case
 from tests.support.nvfp4 import assert_matches_oracle, fresh_generator, random_activation, random_nvfp4_weight
@@ -194,4 +195,48 @@ def test_a_group_size_other_than_16_is_refused(serving: Serving) -> None:
     case = make_case("modelopt", 128, [64], fresh_generator())
     case.method.quant_config.group_size = 32
     with pytest.raises(ConfigError, match="group_size=32"):
+        case.prepare()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dummy_weights_can_be_measured(serving: Serving, kind: str) -> None:
+    """``--load-format dummy`` fills global scales with random numbers of either sign."""
+    serving.decide("torch_reference")
+    STATE.dummy_weights = True
+    case = make_case(kind, 128, [64, 64], fresh_generator())
+    for parameter in list(case.layer.parameters()):
+        if parameter.dtype == torch.float32:
+            parameter.data.uniform_(-1e-3, 1e-3)
+    case.prepare()
+    assert torch.isfinite(case.run(torch.ones(3, 128, dtype=torch.bfloat16))).all()
+
+
+@pytest.mark.parametrize("kind", ["modelopt", "modelopt, weight-only"])
+def test_a_quantized_lm_head_is_multiplied_by_its_method(serving: Serving, kind: str) -> None:
+    from sglang.srt.layers import logits_processor
+
+    serving.decide("torch_reference")
+    case = make_case(kind, 128, [64], fresh_generator())
+    assert logits_processor.should_apply_lm_head_quant_method(case.layer, case.method)
+    # An unprepared layer is still SGLang's to judge.
+    assert not logits_processor.should_apply_lm_head_quant_method(torch.nn.Module(), case.method)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_written_without_their_preparation_are_not_multiplied(serving: Serving, kind: str) -> None:
+    serving.decide("torch_reference")
+    case = make_case(kind, 128, [128], fresh_generator())
+    scale = case.layer.weight_scale
+    scale.weight_loader(scale, case.shards[0].linear_scales.view(torch.float8_e4m3fn))
+    with pytest.raises(ConfigError, match="update_weights_from_disk"):
+        case.run(torch.ones(1, 128, dtype=torch.bfloat16))
+    case.prepare()
+    check(case, random_activation(3, 128, torch.bfloat16, fresh_generator()))
+
+
+def test_a_layer_of_sglangs_fused_swiglu_is_refused_by_name(serving: Serving) -> None:
+    serving.decide("torch_reference")
+    case = make_case("modelopt", 128, [64], fresh_generator())
+    case.layer._interleave_for_swiglu_fusion = True
+    with pytest.raises(ConfigError, match="SwiGLU"):
         case.prepare()

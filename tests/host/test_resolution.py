@@ -19,6 +19,8 @@ from sglang_sm120.errors import ConfigError, SeamError, SelfTestError, Unsupport
 from sglang_sm120.host import installer, resolution
 from sglang_sm120.host.state import STATE
 from tests.host.conftest import Serving
+from tests.host.linear_layers import make_case
+from tests.support.nvfp4 import fresh_generator
 
 NEWEST = {
     "sglang": "0.5.23",
@@ -42,7 +44,7 @@ class Start:
     def __call__(self, value: str, capability: tuple[int, int] | None, **versions: str | None) -> str:
         installed = {k: v for k, v in {**NEWEST, **versions}.items() if v is not None}
         facts = HostFacts(capability=capability, versions=installed, device_name="a card that is not here")
-        self._patch.setattr(resolution, "collect_facts", lambda: facts)
+        self._patch.setattr(resolution, "collect_facts", lambda gpu=None: facts)
         published = SimpleNamespace(kernel=SimpleNamespace(fp4_gemm_runner_backend=value))
         for module in (runtime_context, fp4_utils):
             self._patch.setattr(module, "get_exec", lambda: published)
@@ -95,15 +97,23 @@ def test_torch_reference_runs_on_every_card(start: Start, card: tuple[int, int] 
 def test_what_cannot_be_right_is_refused_before_weights_load(
     start: Start, value: str, card: tuple[int, int] | None, versions: dict[str, str | None], says: str
 ) -> None:
+    start(value, card, **versions)
     with pytest.raises(UnsupportedError) as refusal:
-        start(value, card, **versions)
+        make_case("modelopt", 128, [128], fresh_generator())
     text = str(refusal.value)
     assert f"--fp4-gemm-backend={value!r}" in text
     assert says in text
     assert "SGLANG_SM120_ALLOW_UNSAFE=1" in text
     assert "instead" in text
     assert STATE.decision is None
-    assert fp4_utils.FP4_GEMM_RUNNER_BACKEND is None
+
+
+def test_a_model_without_fp4_layers_starts_whatever_would_be_refused(start: Start) -> None:
+    """The function runs for every model: a bf16 model on a card with an old FlashInfer is none of our business."""
+    start("flashinfer_cutlass", RTX, flashinfer="0.6.3", sglang="0.5.9")
+    start("auto", RTX, flashinfer=None)
+    assert STATE.refusal is not None
+    assert STATE.chosen is None
 
 
 def test_the_unsafe_switch_turns_a_refusal_into_a_warning(
@@ -145,6 +155,17 @@ def test_our_variable_decides_where_the_flag_says_auto(start: Start, monkeypatch
     monkeypatch.setenv("SGLANG_SM120_FP4_GEMM_BACKEND", "flashinfer_b12x")
     assert start("auto", RTX) == "flashinfer_b12x"
     assert start("flashinfer_cutlass", RTX) == "flashinfer_cutlass"
+
+
+@pytest.mark.parametrize("card", [None, HOPPER, B200])
+@pytest.mark.parametrize("leftover", ["trtllm", "cutlass", "junk"])
+def test_a_leftover_of_the_deprecated_variable_changes_nothing_on_other_cards(
+    start: Start, monkeypatch: pytest.MonkeyPatch, card: tuple[int, int] | None, leftover: str
+) -> None:
+    monkeypatch.setenv("SGLANG_FLASHINFER_FP4_GEMM_BACKEND", leftover)
+    start("auto", card)
+    assert STATE.chosen is None
+    assert STATE.refusal is None
 
 
 @pytest.mark.parametrize("written", ["b12x", "flashinfer_b12x"])

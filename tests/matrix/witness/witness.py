@@ -83,7 +83,7 @@ def _resolve_again(value: str) -> dict[str, Any]:
 
     facts = resolution.collect_facts()
     card = HostFacts(CARD, {**facts.versions, **VERSIONS}, device_name="an RTX card (passed in)")
-    resolution.collect_facts = lambda: card  # type: ignore[assignment]
+    resolution.collect_facts = lambda gpu=None: card  # type: ignore[assignment]
     scheduler = sys.modules["sglang.srt.managers.scheduler"]
     _set_value(value)
     arguments = [_ARGUMENTS] if _takes_arguments(scheduler) else []
