@@ -1,6 +1,6 @@
 """Time the NVFP4 quantizer: microseconds a call and share of the bandwidth for 2 + 0.5625 bytes an element.
 
-python benchmarks/gemm_quantize.py --library build/sm120.so
+python -m benchmarks.gemm_quantize --library build/sm120.so
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import argparse
 import json
 
 import torch
-from gemm import read_bandwidth, time_graph
+
+from benchmarks.gemm import read_bandwidth, time_graph
 
 
 def main() -> None:
