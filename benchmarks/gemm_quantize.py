@@ -27,7 +27,7 @@ def main() -> None:
         inputs = [torch.randn(m, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
         codes = torch.empty(m, k // 2, device="cuda", dtype=torch.uint8)
         scales = torch.empty(-(-m // 128) * 128, k // 16, device="cuda", dtype=torch.uint8)
-        row = {"M": m, "K": k}
+        row: dict[str, float] = {"M": m, "K": k}
         for mode in ("pdl", "plain"):
 
             def call(i: int, inputs: list = inputs, out: tuple = (codes, scales), pdl: bool = mode == "pdl") -> None:
