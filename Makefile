@@ -3,8 +3,8 @@
 PYTHON ?= python3
 # Evaluated in each recipe: only a target that needs the environment pays for making it.
 DEV = py=$$($(PYTHON) tools/envs.py dev --print) && "$$py"
-# Two processes: the slow tests start servers, each of which keeps two cores busy. Groups: tests/conftest.py.
-SPREAD = -n 2 --dist loadgroup
+# Two processes, a file of tests in one of them: tests of a file share servers, environments and builds.
+SPREAD = -n 2 --dist loadfile
 CPP_FILES = git ls-files -z --cached --others --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc'
 
 .DEFAULT_GOAL := help

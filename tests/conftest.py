@@ -91,25 +91,7 @@ class Ledger:
             terminalreporter.line(f"FAILED {LEDGER.name}[{self.selection!r}]: {violation}", red=True)
 
 
-class Groups:
-    """Keeps tests together that share servers, environments or builds, when ``-n`` spreads them over processes."""
-
-    # First, because pytest-xdist reads the groups in the same hook.
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(self._group(item)))
-
-    def _group(self, item: pytest.Item) -> str:
-        room = item.path.parent
-        if room.name == "matrix":
-            call = getattr(item, "callspec", None)
-            return f"release {call.params.get('release')}" if call is not None else "matrix"
-        return str(room if room.name == "packaging" else item.path)
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Groups(), "test-groups")
     # Under pytest-xdist the workers report to the main process, which counts for all of them.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Ledger(config.option.markexpr), "skip-ledger")

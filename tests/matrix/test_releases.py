@@ -102,8 +102,8 @@ def check(evidence: dict[str, Any], release: str) -> None:
         assert facts.get("resolved") == value, facts
         assert facts["is_member"]
         assert facts["flashinfer_name"] == (BACKENDS[value].flashinfer_name or value)
-    assert evidence["flashinfer_trtllm"]["by_us"]
-    assert "10.x" in evidence["flashinfer_trtllm"]["refused"]
+    assert "10.x" in evidence["flashinfer_trtllm"]["refusal"]
+    assert [v for v in OURS if evidence[v]["refusal"] is not None] == []
     # 0.5.9 cannot tell its default from the flag, so only an explicit auto is ours there; here it is explicit.
     expected_auto = "flashinfer_cutlass" if version >= Version("0.5.13") else "flashinfer_cudnn"
     assert evidence["auto"]["resolved"] == expected_auto, evidence["auto"]
@@ -116,6 +116,7 @@ def check(evidence: dict[str, Any], release: str) -> None:
 def absent_in(version: Version) -> set[str]:
     """Seams whose code a release does not have, by the release that brought it."""
     absent = set() if version >= Version("0.5.20") else {"pre-emption"}
+    absent |= set() if version >= Version("0.5.15") else {"lm_head"}
     for convention in CONVENTIONS:
         if convention.since is not None and Version(version.base_version) < convention.since:
             absent |= {f"weights ({convention.label})", f"apply ({convention.label})"}

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import sys
 import threading
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,7 @@ def _testify() -> None:
 
 def _facts_of_this_process() -> dict[str, Any]:
     from sglang_sm120.host import installer
+    from sglang_sm120.host.state import STATE
 
     fp4_utils = sys.modules["sglang.srt.layers.quantization.fp4_utils"]
     chosen = fp4_utils.get_fp4_gemm_runner_backend()
@@ -72,6 +72,7 @@ def _facts_of_this_process() -> dict[str, Any]:
         "resolved": chosen.value,
         "is_member": type(chosen) is fp4_utils.Fp4GemmRunnerBackend and chosen in list(type(chosen)),
         "flashinfer_name": chosen.get_flashinfer_backend(),
+        "refusal": str(STATE.refusal) if STATE.refusal is not None else None,
         "states": {s.name: s.state for s in installer.verify()},
     }
 
@@ -79,7 +80,7 @@ def _facts_of_this_process() -> dict[str, Any]:
 def _resolve_again(value: str) -> dict[str, Any]:
     """Resolve ``value`` as SGLang would on an RTX card, through SGLang's own function."""
     from sglang_sm120.backends.record import HostFacts
-    from sglang_sm120.host import installer, resolution
+    from sglang_sm120.host import resolution
 
     facts = resolution.collect_facts()
     card = HostFacts(CARD, {**facts.versions, **VERSIONS}, device_name="an RTX card (passed in)")
@@ -87,15 +88,7 @@ def _resolve_again(value: str) -> dict[str, Any]:
     scheduler = sys.modules["sglang.srt.managers.scheduler"]
     _set_value(value)
     arguments = [_ARGUMENTS] if _takes_arguments(scheduler) else []
-    try:
-        scheduler.initialize_fp4_gemm_config(*arguments)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the testimony
-        return {
-            "refused": f"{type(error).__name__}: {error}",
-            "by_us": type(error).__module__ == "sglang_sm120.errors",
-            "trace": traceback.format_exc(),
-            "states": {s.name: s.state for s in installer.verify()},
-        }
+    scheduler.initialize_fp4_gemm_config(*arguments)
     return _facts_of_this_process()
 
 
