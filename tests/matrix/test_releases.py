@@ -107,7 +107,9 @@ def check(evidence: dict[str, Any], release: str) -> None:
     # 0.5.9 cannot tell its default from the flag, so only an explicit auto is ours there; here it is explicit.
     expected_auto = "flashinfer_cutlass" if version >= Version("0.5.13") else "flashinfer_cudnn"
     assert evidence["auto"]["resolved"] == expected_auto, evidence["auto"]
-    for facts in evidence.values():
+    unknown = {value for value, facts in evidence.items() if "unknown to SGLang" in facts}
+    assert unknown <= {"cutlass", "marlin", "flashinfer_trtllm"} - set(OURS)
+    for facts in (f for value, f in evidence.items() if value not in unknown):
         assert set(facts["states"].values()) <= {"live", "absent"}, facts["states"]
         assert {name for name, state in facts["states"].items() if state == "absent"} == absent_in(version)
     assert len({facts["pid"] for facts in evidence.values() if "pid" in facts}) >= len(OURS)

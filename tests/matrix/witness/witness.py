@@ -88,7 +88,10 @@ def _resolve_again(value: str) -> dict[str, Any]:
     scheduler = sys.modules["sglang.srt.managers.scheduler"]
     _set_value(value)
     arguments = [_ARGUMENTS] if _takes_arguments(scheduler) else []
-    scheduler.initialize_fp4_gemm_config(*arguments)
+    try:
+        scheduler.initialize_fp4_gemm_config(*arguments)
+    except ValueError as error:  # a value of the table that this release's enum does not have: cutlass from 0.5.16 on
+        return {"unknown to SGLang": str(error), "refusal": None, "states": {}}
     return _facts_of_this_process()
 
 
