@@ -7,6 +7,7 @@ Standard library only, so that the demo and the tests of any environment can use
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -125,6 +126,15 @@ def free_port() -> int:
             return port
 
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before the server starts: a killed test run must not leave one behind."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class Server:
     """A running server; use it as a context manager."""
 
@@ -159,6 +169,7 @@ class Server:
             cwd=self.launch.workdir,
             env=self.launch.environment() | {_MARKER: self._id},
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             self._wait_until_ready(began)

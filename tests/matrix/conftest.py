@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpu_host.checkpoints import Spec, make
+from cpu_host.server import free_port
 from tools.envs import RELEASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,4 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_port()
