@@ -26,9 +26,8 @@ from torch.nn import Parameter
 
 from sglang_sm120 import layout, ops, scales
 from sglang_sm120.errors import ConfigError, bad_value
+from sglang_sm120.formats import BLOCK_SIZE
 from sglang_sm120.host.conventions import Convention
-
-BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,8 @@ def prepare(layer: Any, method: Any, convention: Convention, backend: str) -> No
         FormatError: a global scale is zero, infinite, NaN or absurd.
         ConfigError: a group size other than 16.
     """
-    group_size = getattr(getattr(method, "quant_config", None), "group_size", None) or BLOCK
-    if group_size != BLOCK:
+    group_size = getattr(getattr(method, "quant_config", None), "group_size", None) or BLOCK_SIZE
+    if group_size != BLOCK_SIZE:
         raise ConfigError(bad_value("group_size", group_size, "NVFP4 has blocks of 16; use another backend"))
     if getattr(layer, "_interleave_for_swiglu_fusion", False):
         raise ConfigError(
