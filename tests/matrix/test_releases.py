@@ -36,6 +36,10 @@ NATIVE_SINCE = {b.value: Version(b.native_since) for b in BACKENDS.values() if b
 PLUGINS_SINCE = Version("0.5.11")
 DEADLINE = 240
 
+#: Asking whether the model is a diffusion model, this release's ``sglang serve`` imports the packages of its extra
+#: ``diffusion``. Without them it serves nothing, with or without us.
+SERVES_WITH_ITS_DIFFUSION_EXTRA_ONLY = ("0.5.9", "sglang serve")
+
 SERVER = ["--model-path", "{model}", "--device", "cpu", "--quantization", "modelopt_fp4"]
 SERVER += ["--fp4-gemm-backend", "torch_reference", "--attention-backend", "torch_native"]
 SERVER += ["--max-total-tokens", "2048", "--host", "127.0.0.1", "--port", "{port}"]
@@ -59,7 +63,7 @@ def command(kind: str, python: str, model: Path, scratch: Path, port: int) -> li
     return [python, "-m", "sglang.launch_server", *words]
 
 
-def testify(words: list[str], evidence: Path, **env: str) -> dict[str, Any]:
+def ask_scheduler(words: list[str], evidence: Path, **env: str) -> dict[str, Any]:
     """Start ``words``, wait until its scheduler has testified, stop everything, return the evidence by value."""
     environment = {
         **os.environ,
@@ -129,13 +133,24 @@ def absent_in(version: Version) -> set[str]:
 def test_a_spawned_scheduler_has_every_value(
     kind: str, release: str, checkpoint: Path, tmp_path: Path, unused_port: int
 ) -> None:
+    if (release, kind) == SERVES_WITH_ITS_DIFFUSION_EXTRA_ONLY:
+        kind = "launch_server"
     words = command(kind, interpreter_of(release), checkpoint, tmp_path, unused_port)
-    check(testify(words, tmp_path / "evidence"), release)
+    check(ask_scheduler(words, tmp_path / "evidence"), release)
+
+
+def test_the_release_whose_serve_command_needs_an_extra_still_does(
+    checkpoint: Path, tmp_path: Path, unused_port: int
+) -> None:
+    release, kind = SERVES_WITH_ITS_DIFFUSION_EXTRA_ONLY
+    words = command(kind, interpreter_of(release), checkpoint, tmp_path, unused_port)
+    with pytest.raises(AssertionError, match=r"No module named 'remote_pdb'"):
+        ask_scheduler(words, tmp_path / "evidence", SGLANG_SM120_DISABLE="1")
 
 
 def test_the_boot_hook_alone_is_enough(release: str, checkpoint: Path, tmp_path: Path, unused_port: int) -> None:
     words = command("launch_server", interpreter_of(release), checkpoint, tmp_path, unused_port)
-    check(testify(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="entry point"), release)
+    check(ask_scheduler(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="entry point"), release)
 
 
 #: The plugin loader did not change from 0.5.11 to 0.5.23, so the first, the last and two between stand for all.
@@ -152,7 +167,7 @@ def test_the_entry_point_alone_is_enough(
 ) -> None:
     record_sampled("entry point alone", len(WITH_ENTRY_POINT_ONLY), sum(Version(r) >= PLUGINS_SINCE for r in RELEASES))
     words = command("launch_server", interpreter_of(release), checkpoint, tmp_path, unused_port)
-    check(testify(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="boot"), release)
+    check(ask_scheduler(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="boot"), release)
 
 
 @pytest.mark.parametrize("release", [r for r in RELEASES if Version(r) < PLUGINS_SINCE])
@@ -161,7 +176,7 @@ def test_before_plugins_existed_only_the_boot_hook_brings_us_in(
 ) -> None:
     words = command("launch_server", interpreter_of(release), checkpoint, tmp_path, unused_port)
     with pytest.raises(AssertionError, match="invalid choice: 'torch_reference'"):
-        testify(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="boot")
+        ask_scheduler(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="boot")
 
 
 def test_the_real_parser_accepts_our_values_and_still_refuses_others(
