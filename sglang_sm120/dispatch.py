@@ -108,6 +108,7 @@ def layer_backend(
     k: int,
     out_dtype: str,
     fused_scales_differ: bool,
+    weight_only: bool = False,
 ) -> str:
     """Decide which backend serves one layer.
 
@@ -115,11 +116,12 @@ def layer_backend(
         decision: of this process.
         facts: the ones that the decision was made from.
         name: of the layer, for messages.
-        n: output features as they reach the kernel, after SGLang's padding.
+        n: output features as they reach the kernel, after SGLang's padding if it pads for this backend.
         k: input features, likewise.
         out_dtype: ``bfloat16`` or ``float16``.
         fused_scales_differ: the layer is a fused projection whose shards have different global scales. Only a
             backend with ``exact_fused_scales`` multiplies it right.
+        weight_only: the activations of the layer are not quantized (W4A16).
 
     Returns:
         A value of ``BACKENDS``, or ``auto`` when the decision leaves everything to SGLang. A layer that ``auto``
@@ -134,7 +136,7 @@ def layer_backend(
     record = BACKENDS[decision.backend]
     if not _is_ours_to_judge(record, facts):
         return record.value
-    objection = _objection(record, facts, n, k, out_dtype, fused_scales_differ)
+    objection = _objection(record, facts, n, k, out_dtype, fused_scales_differ, weight_only)
     if objection is None:
         return record.value
     error, why = objection
@@ -156,7 +158,13 @@ def layer_backend(
 
 
 def _objection(
-    record: Backend, facts: HostFacts, n: int, k: int, out_dtype: str, fused_scales_differ: bool
+    record: Backend,
+    facts: HostFacts,
+    n: int,
+    k: int,
+    out_dtype: str,
+    fused_scales_differ: bool,
+    weight_only: bool,
 ) -> tuple[type[Sm120Error], str] | None:
     """Return why a backend must not serve a layer, and the error to raise if the user named it."""
     judged = verdict(record.value, facts, n=n, k=k, out_dtype=out_dtype)
@@ -164,6 +172,11 @@ def _objection(
         return UnsupportedError, judged.reason
     if fused_scales_differ and not record.exact_fused_scales:
         return ConfigError, "its fused shards have different global scales, and this backend applies one to all of them"
+    if fused_scales_differ and weight_only and not record.serves_weight_only:
+        return ConfigError, (
+            "its activations are not quantized (W4A16) and its fused shards have different global scales; this backend "
+            "multiplies quantized ones, and SGLang's weight-only path applies one scale to all shards"
+        )
     return None
 
 

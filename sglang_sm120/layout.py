@@ -37,6 +37,8 @@ _TILE_BYTES = TILE_ROWS * TILE_COLUMNS
 _ROW_GROUP = 32
 
 SCALE_DTYPES = (torch.uint8, torch.float8_e4m3fn)
+#: Bytes at whose multiples the rows of a packed weight start: kernels copy 16 bytes at a time.
+ROW_ALIGNMENT = 16
 
 
 class ScaleLayout(Enum):
@@ -138,6 +140,30 @@ def unswizzle_128x4(swizzled: torch.Tensor, rows: int, blocks: int) -> torch.Ten
     )
     linear = tiles.permute(0, 3, 2, 1, 4).reshape(have_rows, have_blocks)
     return linear[:rows, :blocks].contiguous().view(swizzled.dtype)
+
+
+def align_rows(packed: torch.Tensor) -> torch.Tensor:
+    """Return ``packed`` with rows that start at multiples of 16 bytes.
+
+    Args:
+        packed: uint8 ``[N, K / 2]`` with adjacent columns.
+
+    Returns:
+        ``packed`` itself where its rows do, else the same shape as a view of a new buffer with padded rows. The
+        padding is zero; kernels may read it and must not use it.
+
+    Raises:
+        FormatError: another dtype or rank.
+    """
+    if packed.dtype != torch.uint8 or packed.ndim != 2:
+        raise FormatError(bad_value("packed", f"{packed.dtype} {tuple(packed.shape)}", "pass uint8 [N, K / 2]"))
+    rows, width = packed.shape
+    if packed.stride(0) % ROW_ALIGNMENT == 0 and packed.data_ptr() % ROW_ALIGNMENT == 0:
+        return packed
+    stride = -(-width // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    buffer = torch.zeros(rows, stride, dtype=torch.uint8, device=packed.device)
+    buffer[:, :width] = packed
+    return buffer[:, :width]
 
 
 def _require_extent(rows: int, blocks: int) -> None:

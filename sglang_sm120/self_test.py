@@ -12,43 +12,54 @@ import torch
 from sglang_sm120 import layout, ops
 from sglang_sm120.errors import SelfTestError
 
-M, N, K = 3, 24, 48
+#: (M, N, K): one token block of the kernels and several, one slice of K and several; N and K no multiples of 32.
+PROBLEMS = ((3, 24, 48), (67, 24, 48), (3, 40, 1040))
 _BLOCK = 16
 _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the magnitudes of e2m1 codes 0..7
 
 
 def run(backend: str, device: torch.device | str) -> None:
-    """Multiply one small problem with ``backend`` and compare every element exactly.
+    """Multiply small problems with ``backend`` and compare every element exactly.
 
     Raises:
         SelfTestError: an element differs; the text names it.
     """
-    x_codes, w_codes = _codes(M, seed=1), _codes(N, seed=2)
-    scale_bytes = [[(0x30, 0x38, 0x40)[(n + b) % 3] for b in range(K // _BLOCK)] for n in range(N)]
-    alphas = [(1.0, 0.5, 2.0)[n % 3] for n in range(N)]
+    for m, n, k in PROBLEMS:
+        _run_one(backend, torch.device(device), m, n, k)
+
+
+def _run_one(backend: str, device: torch.device, m: int, n: int, k: int) -> None:
+    x_codes, w_codes = _codes(m, k, seed=1), _codes(n, k, seed=2)
+    scale_bytes = [[(0x30, 0x38, 0x40)[(row + b) % 3] for b in range(k // _BLOCK)] for row in range(n)]
+    alphas = [(1.0, 0.5, 2.0)[row % 3] for row in range(n)]
+    biases = [(0.0, -2.0, 4.0, 8.0)[row % 4] for row in range(n)]
     x = torch.tensor([[_value(c) for c in row] for row in x_codes], dtype=torch.bfloat16)
-    packed = torch.tensor([[row[i] | row[i + 1] << 4 for i in range(0, K, 2)] for row in w_codes], dtype=torch.uint8)
-    out = ops.nvfp4_linear(
+    packed = torch.tensor([[row[i] | row[i + 1] << 4 for i in range(0, k, 2)] for row in w_codes], dtype=torch.uint8)
+    scales = layout.swizzle_128x4(torch.tensor(scale_bytes, dtype=torch.uint8))
+    operands = (
         x.to(device),
-        packed.to(device),
-        layout.swizzle_128x4(torch.tensor(scale_bytes, dtype=torch.uint8).to(device)),
+        layout.align_rows(packed.to(device)),
+        scales.to(device),
         torch.ones((), dtype=torch.float32, device=device),
         torch.tensor(alphas, dtype=torch.float32, device=device),
-        None,
-        backend,
+        torch.tensor(biases, dtype=torch.bfloat16, device=device),
     )
-    _compare(backend, out.float().cpu().tolist(), _expected(x_codes, w_codes, scale_bytes, alphas))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # kernels may read weights before the copies in front of them have ended
+    out = ops.nvfp4_linear(*operands, backend)
+    _compare(backend, out.float().cpu().tolist(), _expected(x_codes, w_codes, scale_bytes, alphas, biases))
 
 
-def _codes(rows: int, seed: int) -> list[list[int]]:
-    """A fixed pattern of e2m1 codes in which every block contains a six, so that its scale is exactly one.
+def _codes(rows: int, k: int, seed: int) -> list[list[int]]:
+    """A fixed pattern of e2m1 codes in which every block that is not zero contains a six: its scale is exactly one.
 
-    Few elements are nonzero: each result stays below 2**8 halves, which bf16 holds exactly.
+    Only the first two blocks, the last and one in the middle hold anything, a six and one other number each. Results
+    stay so small that bf16 holds every one exactly.
     """
-    table = [[0] * K for _ in range(rows)]
+    table = [[0] * k for _ in range(rows)]
+    blocks = k // _BLOCK
     for r, row in enumerate(table):
-        for b in range(K // _BLOCK):
-            row[b * _BLOCK + (r + b) % _BLOCK] = 7
+        for b in {0, 1, blocks // 2, blocks - 1}:
             row[b * _BLOCK + (5 * r + 3 * b + seed) % _BLOCK] = (r + seed + b) % 8 | 8
             row[b * _BLOCK + (r + b) % _BLOCK] = 7
     return table
@@ -59,13 +70,18 @@ def _value(code: int) -> float:
 
 
 def _expected(
-    x_codes: list[list[int]], w_codes: list[list[int]], scale_bytes: list[list[int]], alphas: list[float]
+    x_codes: list[list[int]],
+    w_codes: list[list[int]],
+    scale_bytes: list[list[int]],
+    alphas: list[float],
+    biases: list[float],
 ) -> list[list[float]]:
     scale = {0x30: 0.5, 0x38: 1.0, 0x40: 2.0}
     return [
         [
             alphas[n]
-            * sum(_value(a) * _value(w) * scale[scale_bytes[n][k // _BLOCK]] for k, (a, w) in enumerate(pairs))
+            * sum(_value(a) * _value(w) * scale[scale_bytes[n][k // _BLOCK]] for k, (a, w) in enumerate(pairs) if a)
+            + biases[n]
             for n, pairs in enumerate([list(zip(row, w_row, strict=True)) for w_row in w_codes])
         ]
         for row in x_codes

@@ -14,6 +14,9 @@ Capability = tuple[int, int]
 Provider = Literal["sglang", "flashinfer", "sglang_sm120"]
 OutDtype = Literal["bfloat16", "float16"]
 
+#: What a probe record calls FlashInfer's activation quantizer, beside the values of the table.
+QUANTIZER = "quantizer"
+
 #: Compute capabilities for which every record must have a row, or an :class:`Absence` that says why it has none.
 CAPABILITIES: tuple[Capability, ...] = ((8, 0), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1))
 
@@ -113,6 +116,7 @@ class Backend:
         native_since: first SGLang release whose own enum has the value; ``None`` if none has.
         exact_fused_scales: right when the shards of a fused projection have different global scales.
         quantizes_itself: one op of ours takes bf16/fp16 activations (seam A), no separate quantizer.
+        serves_weight_only: it multiplies unquantized activations too (W4A16 layers).
         needs_probe: code that multiplies in a way never checked on the user's card until ``probe`` ran.
         implementation: name of the module of ours that multiplies, imported on first use; ``None`` for foreign ones.
     """
@@ -129,6 +133,7 @@ class Backend:
     native_since: str | None = None
     exact_fused_scales: bool = False
     quantizes_itself: bool = False
+    serves_weight_only: bool = False
     needs_probe: bool = False
     implementation: str | None = None
 
@@ -151,6 +156,8 @@ class HostFacts:
             name, for the names that the installed FlashInfer was asked about; empty if it was not asked.
         device_name: for messages.
         problems: why an installed package counts as missing, by package key (its import failed, say).
+        probed: status that ``sglang-sm120 probe`` recorded on this card and these versions, by value, and by
+            :data:`QUANTIZER`; empty if nothing valid is recorded.
     """
 
     capability: Capability | None
@@ -158,6 +165,11 @@ class HostFacts:
     flashinfer_support: dict[str, bool] = field(default_factory=dict)
     device_name: str = "no CUDA device"
     problems: dict[str, str] = field(default_factory=dict)
+    probed: dict[str, str] = field(default_factory=dict)
+
+    def passed_probe(self, value: str) -> bool:
+        """Whether ``probe`` found the value right on this very card and these versions."""
+        return self.probed.get(value) == "ok"
 
     @property
     def is_sm12x(self) -> bool:

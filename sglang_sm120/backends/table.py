@@ -335,6 +335,7 @@ _TORCH_REFERENCE = Backend(
     ),
     exact_fused_scales=True,
     quantizes_itself=True,
+    serves_weight_only=True,
     implementation="sglang_sm120.backends.torch_reference",
 )
 

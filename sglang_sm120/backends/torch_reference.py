@@ -25,7 +25,7 @@ def linear(
 
     Args:
         x: bf16/fp16 [M, K].
-        weight: packed e2m1 uint8 [N, K/2].
+        weight: packed e2m1 uint8 [N, K/2]; rows may be padded.
         weight_scale: e4m3 bytes, swizzled 128x4.
         activation_scale: float32 encode scale of ``x``; ``None`` multiplies ``x`` unquantized (weight-only).
         alpha: float32 [N].
@@ -34,6 +34,7 @@ def linear(
     Returns:
         [M, N] in the dtype of ``x``.
     """
+    weight = weight.contiguous()
     if activation_scale is not None:
         return reference.linear(x, weight, weight_scale, activation_scale, alpha, bias)
     one = torch.ones((), dtype=torch.float32, device=x.device)
@@ -54,8 +55,8 @@ def gemm(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Multiply two packed operands: a [M, K/2], b [N, K/2], both scale tensors swizzled 128x4."""
-    return reference.gemm(a, b, a_scale, b_scale, alpha, out_dtype, bias)
+    """Multiply two packed operands: a [M, K/2], b [N, K/2] (rows may be padded), both scale tensors swizzled 128x4."""
+    return reference.gemm(a, b.contiguous(), a_scale, b_scale, alpha, out_dtype, bias)
 
 
 def quantize(x: torch.Tensor, global_scale: torch.Tensor, swizzled: bool) -> tuple[torch.Tensor, torch.Tensor]:

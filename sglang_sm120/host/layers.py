@@ -13,6 +13,9 @@ scales are held once. The loader hook puts them back into row-major order before
 of a reload; a preparation that runs twice, or after a partial reload, then still finds the truth.
 
 On a reload every derived tensor is overwritten in place: a captured CUDA graph keeps its addresses.
+
+Kernels read weights 16 bytes at a time, so rows of K / 2 bytes that are no multiple of 16 are moved once into a buffer
+with padded rows. The parameter becomes a view of it and keeps its shape, so a reload writes where the kernels read.
 """
 
 from __future__ import annotations
@@ -117,6 +120,8 @@ def prepare(layer: Any, method: Any, convention: Convention, backend: str) -> No
         _derive(layer, "input_scale_inv", activation.encode.max())
     bounds = [(0, sum(widths))] if shared else _bounds(widths)
     names = _swizzle_scales(layer, convention, bounds)
+    weight = getattr(layer, convention.weight)
+    weight.data = layout.align_rows(weight.data)
     layer.sm120_prepared = Prepared(
         backend=backend,
         weight_name=convention.weight,
@@ -124,6 +129,18 @@ def prepare(layer: Any, method: Any, convention: Convention, backend: str) -> No
         weight_only=convention.weight_only,
         pre_scaled=bool(getattr(getattr(method, "quant_config", None), "is_awq", False)),
     )
+    if weight.is_cuda:
+        # A kernel launched as a dependent one reads weights before the kernels in front of it have ended, so what
+        # writes them must have ended before the next forward.
+        torch.cuda.current_stream(weight.device).synchronize()
+
+
+def group_widths(layer: Any, convention: Convention) -> list[int]:
+    """Output columns of each call of the operator that the layer will make; see :func:`forward`."""
+    widths = list(layer.logical_widths)
+    name = convention.input_global
+    shared = name is None or torch.unique(getattr(layer, name).data).numel() == 1
+    return [sum(widths)] if shared else widths
 
 
 def forward(layer: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:

@@ -103,23 +103,29 @@ def _backend_for(layer: Any, convention: Convention) -> str | None:
     differ = layers.scales_differ(layer, convention, inputs=not STATE.repacks_weights)
     if convention.weight_only and not differ:
         return _backend_for_weight_only()
-    n, k = sum(layer.logical_widths), layer.input_size_per_partition
-    pad = convention.pads_to
-    chosen = layer_backend(
-        STATE.decision,
-        STATE.facts,
-        name=layers.layer_name(layer),
-        n=-(-n // pad) * pad,
-        k=-(-k // pad) * pad,
-        out_dtype=str(layer.sm120_dtype).removeprefix("torch."),
-        fused_scales_differ=differ,
-    )
+    # What we prepare is not padded, and shards whose input scales differ are multiplied one by one.
+    unpadded = STATE.backend is not None and STATE.backend.quantizes_itself
+    sizes = layers.group_widths(layer, convention) if unpadded else [sum(layer.logical_widths)]
+    pad = 1 if unpadded else convention.pads_to
+    for n in dict.fromkeys(sizes):
+        chosen = layer_backend(
+            STATE.decision,
+            STATE.facts,
+            name=layers.layer_name(layer),
+            n=-(-n // pad) * pad,
+            k=-(-layer.input_size_per_partition // pad) * pad,
+            out_dtype=str(layer.sm120_dtype).removeprefix("torch."),
+            fused_scales_differ=differ,
+            weight_only=convention.weight_only,
+        )
+        if chosen != STATE.decision.backend:
+            break  # one backend serves the whole layer
     return chosen if BACKENDS[chosen].quantizes_itself else None
 
 
 def _backend_for_weight_only() -> str | None:
     backend = STATE.backend
-    if backend is not None and backend.quantizes_itself:
+    if backend is not None and backend.serves_weight_only:
         return backend.value
     if backend is not None and STATE.decision is not None and STATE.decision.explicit and not STATE.repacks_weights:
         STATE.warn_once(

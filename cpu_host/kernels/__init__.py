@@ -1,0 +1,1 @@
+"""The CUDA kernels of ``csrc/`` compiled for the CPU, behind the interface of the compiled library."""

@@ -1,0 +1,102 @@
+"""What ``sglang_sm120.build.load`` returns on a GPU, for CPU tensors: the same functions, the kernels emulated.
+
+It refuses what the binding refuses, in so far as the package's own checks rely on it: the place of weight rows, their
+types and sizes. A test that passes here with an operand that the binding does not take would prove nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+
+import torch
+
+_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_BYTES = (torch.uint8, torch.float8_e4m3fn)
+_OUTPUTS = (torch.bfloat16, torch.float16)
+
+
+class EmulatedLibrary:
+    """The functions of ``csrc/binding/ffi.cc``. One call at a time: there is one emulated machine."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self._gemm = library.sm120_emulated_gemm
+        self._gemm.argtypes = [*[_ADDRESS] * 7, *[_INT] * 5, _LONG, _INT, _INT]
+        self._quantize = library.sm120_emulated_quantize
+        self._quantize.argtypes = [*[_ADDRESS] * 4, _LONG, *[_INT] * 5]
+        self._gemm.restype = self._quantize.restype = None
+        self._lock = threading.Lock()
+
+    def nvfp4_gemm_skinny(
+        self,
+        a: torch.Tensor,
+        a_scale: torch.Tensor,
+        b: torch.Tensor,
+        b_scale: torch.Tensor,
+        alpha: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        dependent_launch: bool,
+        cluster: int,
+    ) -> None:
+        (m, half_k), n = a.shape, b.shape[0]
+        _require(half_k > 0 and half_k % 8 == 0, "K must be a positive multiple of 16")
+        _require(n % 8 == 0, "N must be a multiple of 8")
+        _require(b.dtype == torch.uint8 and b.shape[1] == half_k and b.stride(1) == 1, "b must be uint8 [N, K/2]")
+        _require(_starts_at(b, 16) and (n == 1 or b.stride(0) % 16 == 0), "b rows must start at multiples of 16 bytes")
+        _require(a.is_contiguous() and a.dtype == torch.uint8, "a must be contiguous uint8 [M, K/2]")
+        for scale, rows in ((a_scale, m), (b_scale, n)):
+            padded = -(-rows // 128) * -(-half_k // 32) * 512
+            _require(scale.dtype in _BYTES and scale.is_contiguous(), "scales must be contiguous bytes")
+            _require(scale.numel() >= padded and _starts_at(scale, 16), "scales must be padded and aligned")
+        _require(alpha.dtype == torch.float32 and alpha.numel() in (1, n), "alpha must be float32, one or N values")
+        _require(out.dtype in _OUTPUTS and out.shape == (m, n) and out.is_contiguous(), "out must be [M, N]")
+        if bias is not None:
+            _require(bias.dtype == out.dtype and bias.numel() == n, "bias must be N values of out's dtype")
+            _require(bias.is_contiguous() and _starts_at(bias, 4), "bias must be contiguous and 4-byte aligned")
+        with self._lock:
+            self._gemm(
+                *map(_address, (a, a_scale, b, b_scale, alpha, bias, out)),
+                m, n, 2 * half_k, half_k, b.stride(0) if n > 1 else half_k, n,
+                int(alpha.numel() == n and n > 1), int(out.dtype == torch.float16),
+            )  # fmt: skip
+
+    def nvfp4_quantize(
+        self,
+        x: torch.Tensor,
+        global_scale: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        swizzled: bool,
+        exact: bool,
+        dependent_launch: bool,
+    ) -> None:
+        m, k = x.shape
+        _require(x.dtype in _OUTPUTS, "x must be bfloat16 or float16")
+        _require(k > 0 and k % 16 == 0, "K must be a positive multiple of 16")
+        _require(x.stride(1) == 1 and (m <= 1 or x.stride(0) % 8 == 0) and _starts_at(x, 16), "x rows must be aligned")
+        _require(global_scale.dtype == torch.float32 and global_scale.numel() == 1, "global_scale must be one float32")
+        with self._lock:
+            self._quantize(
+                *map(_address, (x, global_scale, codes, scales)),
+                x.stride(0), m, k, int(x.dtype == torch.float16), int(swizzled), int(exact),
+            )  # fmt: skip
+
+
+def _require(condition: bool, remedy: str) -> None:
+    if not condition:
+        raise ValueError(remedy)
+
+
+def _starts_at(tensor: torch.Tensor, multiple: int) -> bool:
+    return tensor.data_ptr() % multiple == 0
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    if tensor.device.type != "cpu":
+        raise ValueError("the emulated kernels take CPU tensors")
+    return tensor.data_ptr()
