@@ -54,25 +54,32 @@ def verdict(
     record = BACKENDS.get(backend)
     if record is None:
         raise ConfigError(bad_value("backend", backend, f"take one of {', '.join(BACKENDS)}"))
+    return judge(record, facts, n=n, k=k, out_dtype=out_dtype)
+
+
+def judge(
+    record: Backend, facts: HostFacts, *, n: int | None = None, k: int | None = None, out_dtype: str | None = None
+) -> Verdict:
+    """Judge one record, whichever table it stands in; the arguments are those of :func:`verdict`."""
     if record.any_device:
-        return Verdict(backend, "ok", "runs on every device", source=record.rows[0].source)
+        return Verdict(record.value, "ok", "runs on every device", source=record.rows[0].source)
     row = next((row for row in record.rows if row.capability == facts.capability), None)
     warnings = []
     if row is not None:
         refusal = _unmet(record, row, facts) or _misfit(record, row, n, k, out_dtype)
     elif _flashinfer_answer(record, facts) is True and _is_newer_than_read(facts):
         refusal = None
-        warnings.append(_NEWER.format(facts.versions["flashinfer"], backend, NEWEST_FLASHINFER_READ))
+        warnings.append(_NEWER.format(facts.versions["flashinfer"], record.value, NEWEST_FLASHINFER_READ))
     else:
         refusal = _no_row(record, facts)
     if refusal is not None:
         return refusal
     for fault in _active_faults(record, facts):
         if fault.severity == "refuse":
-            return Verdict(backend, "refused", fault.effect, fault.remedy, fault.source)
-        warnings.append(f"{backend}: {fault.effect} ({fault.source.ref}); {fault.remedy}.")
+            return Verdict(record.value, "refused", fault.effect, fault.remedy, fault.source)
+        warnings.append(f"{record.value}: {fault.effect} ({fault.source.ref}); {fault.remedy}.")
     source = row.source if row is not None else None
-    return Verdict(backend, "ok", "every requirement is met", source=source, warnings=tuple(warnings))
+    return Verdict(record.value, "ok", "every requirement is met", source=source, warnings=tuple(warnings))
 
 
 def available_values(facts: HostFacts) -> list[str]:
