@@ -8,7 +8,7 @@ SPREAD = -n 2 --dist loadfile
 CPP_FILES = git ls-files -z --cached --others --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint types build bench-host bench-startup clean
+.PHONY: help demo test test-all test-gpu lint types build wheel-cuda bench-host bench-startup clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,8 +34,11 @@ lint: ## Style of Python and C++, and the house rules
 types: ## mypy
 	$(DEV) -m mypy
 
-build: ## The sdist and the wheel, in dist/
+build: ## The sdist and the wheel for every platform, in dist/
 	$(DEV) -m build
+
+wheel-cuda: ## The wheel with compiled kernels for this kind of processor, in dist/
+	SM120_WHEEL=cuda; export SM120_WHEEL; $(DEV) -m build
 
 bench-host: ## What the hooks cost per process and per call
 	$(DEV) benchmarks/host.py

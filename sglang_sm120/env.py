@@ -21,6 +21,7 @@ AUTO = "SGLANG_SM120_AUTO"
 ALLOW_UNSAFE = "SGLANG_SM120_ALLOW_UNSAFE"
 FP4_GEMM_BACKEND = "SGLANG_SM120_FP4_GEMM_BACKEND"
 CACHE_DIR = "SGLANG_SM120_CACHE_DIR"
+JIT = "SGLANG_SM120_JIT"
 DEPRECATED_BACKEND = "SGLANG_FLASHINFER_FP4_GEMM_BACKEND"
 
 
@@ -61,6 +62,12 @@ VARIABLES: tuple[Variable, ...] = (
         "Folder for everything that the package writes. Must belong to the user and be writable by nobody else.",
     ),
     Variable(
+        JIT,
+        "switch",
+        "1",
+        "`0` never starts the CUDA compiler: kernels come with the wheel, or were compiled into the cache folder.",
+    ),
+    Variable(
         DEPRECATED_BACKEND,
         "backend",
         "not set",
@@ -86,6 +93,11 @@ def take_auto() -> bool:
 def allow_unsafe() -> bool:
     """Return whether refusals are turned into warnings (``SGLANG_SM120_ALLOW_UNSAFE``)."""
     return _switch(ALLOW_UNSAFE)
+
+
+def jit() -> bool:
+    """Return whether kernels may be compiled on this machine (``SGLANG_SM120_JIT``)."""
+    return _switch(JIT)
 
 
 def fp4_gemm_backend() -> str | None:
@@ -137,8 +149,8 @@ def cache_path() -> Path:
         raise ConfigError(f"There is no home folder for the cache ({error}): set {CACHE_DIR}.") from error
 
 
-def cache_dir() -> Path:
-    """Return the cache folder, created with mode 0700 if it was missing.
+def cache_dir(subfolder: str = "") -> Path:
+    """Return the cache folder, or one in it, created with mode 0700 if it was missing.
 
     Code that was compiled on this machine is loaded from it, so a folder that another user owns or may write
     to is refused.
@@ -147,6 +159,19 @@ def cache_dir() -> Path:
         ConfigError: it cannot be created, is not a folder, or is not safe.
     """
     path = cache_path()
+    _make_private(path)
+    replaceable = next((p for p in path.resolve().parents if _others_may_replace(p)), None)
+    if replaceable is not None:
+        remedy = f"other users may replace what lies in {replaceable}; name a folder below one of your own"
+        raise ConfigError(bad_value(CACHE_DIR, str(path), remedy))
+    if subfolder:
+        path /= subfolder
+        _make_private(path)
+    return path
+
+
+def _make_private(path: Path) -> None:
+    """Create a folder and those above it, and check that it is the user's own."""
     try:
         for folder in [*reversed(path.parents), path]:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -157,15 +182,10 @@ def cache_dir() -> Path:
         ) from error
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(bad_value(CACHE_DIR, str(path), "it is a link; name the folder itself"))
-    replaceable = next((p for p in path.resolve().parents if _others_may_replace(p)), None)
-    if replaceable is not None:
-        remedy = f"other users may replace what lies in {replaceable}; name a folder below one of your own"
-        raise ConfigError(bad_value(CACHE_DIR, str(path), remedy))
     if status.st_uid != os.geteuid():
         raise ConfigError(bad_value(CACHE_DIR, str(path), "it belongs to another user; name a folder of your own"))
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(bad_value(CACHE_DIR, str(path), "other users may write to it; run chmod go-w on it"))
-    return path
 
 
 def _others_may_replace(folder: Path) -> bool:

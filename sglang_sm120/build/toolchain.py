@@ -28,15 +28,21 @@ class Toolchain:
 
     nvcc: Path
     version: tuple[int, int]
+    #: Options for headers and libraries.
     folders: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The version as people write it."""
+        return "{}.{}".format(*self.version)
 
 
 @cache
 def find_toolchain() -> Toolchain:
-    """Return the first usable CUDA compiler and check that there is a host compiler.
+    """Return the first usable CUDA compiler, of those in CUDA_HOME, on PATH, in the usual folder, in Python's wheels.
 
     Raises:
-        UnsupportedError: none, too old, or no C++ compiler; the message says what to install.
+        UnsupportedError: none, too old, or no C++ compiler; the message says what was found and what to install.
     """
     rejected = []
     for nvcc in _candidates():
@@ -46,11 +52,19 @@ def find_toolchain() -> Toolchain:
         elif version < MIN_CUDA:
             rejected.append(f"{nvcc} is CUDA {version[0]}.{version[1]}")
         else:
-            if shutil.which("g++") is None and shutil.which("clang++") is None:
-                raise UnsupportedError("No C++ compiler to build the kernels with: install g++.")
+            _require_host_compiler(nvcc)
             return Toolchain(nvcc, version, tuple(_folders(nvcc)))
     seen = f" ({'; '.join(rejected)})" if rejected else ""
     raise UnsupportedError(f"No CUDA compiler of {MIN_CUDA[0]}.{MIN_CUDA[1]} or newer{seen}. {_REMEDY}")
+
+
+def _require_host_compiler(nvcc: Path) -> None:
+    # NVCC_CCBIN is nvcc's own variable for another compiler; nvcc says what is wrong with that one.
+    if shutil.which("g++") is None and not os.environ.get("NVCC_CCBIN"):
+        raise UnsupportedError(
+            f"There is no C++ compiler for {nvcc}: install g++ (Debian and Ubuntu: apt-get install g++), or name one "
+            "in NVCC_CCBIN."
+        )
 
 
 def _candidates() -> Iterator[Path]:
@@ -70,8 +84,8 @@ def _unresolved() -> Iterator[Path]:
     if found is not None:
         yield Path(found)
     yield Path("/usr/local/cuda/bin/nvcc")
-    spec = util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations or () if spec is not None else ():
+    wheels = util.find_spec("nvidia")
+    for folder in wheels.submodule_search_locations or () if wheels is not None else ():
         yield from sorted(Path(folder).glob("cu1[3-9]/bin/nvcc"))
 
 
