@@ -215,12 +215,13 @@ void nvfp4_quantize(TensorView x, TensorView global_scale, TensorView codes, Ten
   p.x_stride = row_stride(x);
   p.m = static_cast<int>(m);
   p.k = static_cast<int>(k);
-  p.input_type = bf16 ? quantize::InputType::kBfloat16 : quantize::InputType::kFloat16;
   p.layout = swizzled ? quantize::Layout::kSwizzled : quantize::Layout::kLinear;
-  p.rule = exact ? quantize::Rule::kExact : quantize::Rule::kReciprocal;
+  const auto input_type = bf16 ? quantize::InputType::kBfloat16 : quantize::InputType::kFloat16;
+  const auto rule = exact ? quantize::Rule::kExact : quantize::Rule::kReciprocal;
   const DeviceGuard guard(device.device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  check_cuda(quantize::launch_quantize(p, dependent_launch, stream), "launching the NVFP4 quantizer");
+  check_cuda(quantize::launch_quantize(p, input_type, rule, dependent_launch, stream),
+             "launching the NVFP4 quantizer");
 }
 
 }  // namespace

@@ -66,8 +66,10 @@ double ue4m3_to_double(uint32_t byte) {
   return std::ldexp(8.0 + static_cast<double>(mantissa), static_cast<int>(exponent) - 10);
 }
 
-// Both search their tables: nearest value, a tie to the even code.
+// Both search their tables: nearest value, a tie to the even code. Everything above the last value is equally
+// far from all of them as soon as float64 has no digits for the difference.
 static uint32_t nearest(double magnitude, double (*value)(uint32_t), uint32_t last) {
+  if (magnitude >= value(last)) return last;
   uint32_t best = 0;
   for (uint32_t code = 1; code <= last; ++code) {
     const double old_distance = std::fabs(magnitude - value(best));
@@ -79,13 +81,13 @@ static uint32_t nearest(double magnitude, double (*value)(uint32_t), uint32_t la
 
 uint32_t float_to_e4m3(float value) {
   if (std::isnan(value)) return 0x7F;
-  return std::isinf(value) ? 0x7Eu : nearest(static_cast<double>(value), ue4m3_to_double, 0x7E);
+  return nearest(static_cast<double>(value), ue4m3_to_double, 0x7E);
 }
 
 uint32_t float_to_e2m1(float value) {
   if (std::isnan(value)) return 7;
   const uint32_t sign = std::signbit(value) ? 8u : 0u;
-  return sign | (std::isinf(value) ? 7u : nearest(std::fabs(static_cast<double>(value)), e2m1_to_double, 7));
+  return sign | nearest(std::fabs(static_cast<double>(value)), e2m1_to_double, 7);
 }
 
 }  // namespace emu

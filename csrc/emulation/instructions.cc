@@ -166,6 +166,11 @@ void cp_async_wait(int pending) {
   maybe_yield();
 }
 
+uint32_t shuffle_xor(uint32_t value, int mask) {
+  if (mask < 1 || mask >= kWarp) fail("shuffle with a mask outside 1..31");
+  return exchange(&value, 1)[(self().index % kWarp) ^ mask][0];
+}
+
 void ldmatrix(uint32_t* registers, int matrices, uint32_t row_address) {
   const auto* addresses = exchange(&row_address, 1);
   const int lane = self().index % kWarp;

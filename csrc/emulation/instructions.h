@@ -39,6 +39,7 @@ void cp_async_commit();
 void cp_async_wait(int pending);
 
 // Warp instructions.
+uint32_t shuffle_xor(uint32_t value, int mask);
 void ldmatrix(uint32_t* registers, int matrices, uint32_t row_address);
 void mma_nvfp4(float* d, const uint32_t* a, const uint32_t* b, uint32_t scale_a, uint32_t scale_b,
                int select_a, int select_b);

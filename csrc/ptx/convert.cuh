@@ -1,6 +1,8 @@
-// Conversions between float32 and the 16-bit output types, round to nearest even.
+// Conversions between float32 and the 16-bit, 8-bit and 4-bit types, round to nearest even, and the maximum
+// of packed 16-bit numbers.
 #pragma once
 
+#include "e2m1_decoded.cuh"
 #include "target.cuh"
 
 namespace sm120::ptx {
@@ -92,29 +94,66 @@ DEVICE_FN float ue4m3_to_float(uint32_t byte) {
 #endif
 }
 
-/// Two e2m1 codes, `low` in the low nibble: nearest, ties to even, at most 6; NaN gives +6.
-DEVICE_FN uint32_t convert_e2m1x2(float low, float high) {
+/// Eight e2m1 codes, x[0] in the lowest nibble: nearest, ties to even, at most 6; NaN gives +6. A NaN must
+/// have a clear sign bit, as those have that arithmetic instructions return.
+DEVICE_FN uint32_t convert_e2m1x8(const float (&x)[8]) {
 #if defined(SM120_EMULATED)
-  return emu::float_to_e2m1(low) | (emu::float_to_e2m1(high) << 4);
+  uint32_t codes = 0;
+  for (int i = 0; i < 8; ++i) codes |= emu::float_to_e2m1(x[i]) << (4 * i);
+  return codes;
 #elif defined(SM120_NATIVE)
   uint32_t codes;
-  asm("{ .reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, %1, %2; cvt.u32.u8 %0, pair; }"
+  asm("{ .reg .b8 a, b, c, d;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n"
+      "mov.b32 %0, {a, b, c, d}; }"
       : "=r"(codes)
-      : "f"(high), "f"(low));
+      : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "f"(x[4]), "f"(x[5]), "f"(x[6]), "f"(x[7]));
   return codes;
 #elif defined(SM120_DECODED)
-  const float values[2] = {low, high};
-  uint32_t codes = 0;
-  for (int i = 0; i < 2; ++i) {
-    const float magnitude = fabsf(values[i]);
-    uint32_t code = (magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f) + (magnitude >= 1.75f) +
-                    (magnitude > 2.5f) + (magnitude >= 3.5f) + (magnitude > 5.0f);
-    code |= (__float_as_uint(values[i]) >> 28) & 8u;
-    codes |= (values[i] == values[i] ? code : 7u) << (4 * i);
-  }
-  return codes;
+  return decoded::convert_e2m1x8(x);
 #else
   return 0;
+#endif
+}
+
+/// The larger magnitude in each half of two registers of bf16 pairs, its sign undefined; NaN only where both
+/// are.
+DEVICE_FN uint32_t max_magnitude_bf16x2(uint32_t a, uint32_t b) {
+#if defined(SM120_EMULATED)
+  float a_low, a_high, b_low, b_high;
+  unpack_bf16x2(a, a_low, a_high);
+  unpack_bf16x2(b, b_low, b_high);
+  return pack_bf16x2(-std::fmax(std::fabs(a_low), std::fabs(b_low)),
+                     -std::fmax(std::fabs(a_high), std::fabs(b_high)));
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+  uint32_t larger;
+  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+#else
+  uint32_t larger;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a & 0x7FFF7FFFu), "r"(b & 0x7FFF7FFFu));
+  return larger;
+#endif
+}
+
+DEVICE_FN uint32_t max_magnitude_f16x2(uint32_t a, uint32_t b) {
+#if defined(SM120_EMULATED)
+  float a_low, a_high, b_low, b_high;
+  unpack_f16x2(a, a_low, a_high);
+  unpack_f16x2(b, b_low, b_high);
+  return pack_f16x2(-std::fmax(std::fabs(a_low), std::fabs(b_low)),
+                    -std::fmax(std::fabs(a_high), std::fabs(b_high)));
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+  uint32_t larger;
+  asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+#else
+  uint32_t larger;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a & 0x7FFF7FFFu), "r"(b & 0x7FFF7FFFu));
+  return larger;
 #endif
 }
 

@@ -1,4 +1,4 @@
-// Where a thread is, and the barriers of a warp and of a CTA.
+// Where a thread is, the barriers of a warp and of a CTA, and values handed from lane to lane.
 #pragma once
 
 #include "target.cuh"
@@ -50,6 +50,32 @@ DEVICE_FN void sync_block() {
   emu::sync_block();
 #elif defined(__CUDA_ARCH__)
   __syncthreads();
+#endif
+}
+
+/// `value` of the lane whose number differs in the bits of `mask`. All lanes of the warp must be here.
+DEVICE_FN uint32_t shuffle_xor(uint32_t value, int mask) {
+#if defined(SM120_EMULATED)
+  return emu::shuffle_xor(value, mask);
+#elif defined(__CUDA_ARCH__)
+  return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
+#else
+  return 0;
+#endif
+}
+
+/// Four of the eight bytes of {high, low}, chosen by the nibbles of `selector`, its lowest nibble first; 0 is
+/// the lowest byte of `low`.
+DEVICE_FN uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+#if defined(SM120_EMULATED)
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) out |= (bytes >> (8 * (selector >> (4 * i) & 7u)) & 0xFFu) << (8 * i);
+  return out;
+#elif defined(__CUDA_ARCH__)
+  return __byte_perm(low, high, selector);
+#else
+  return 0;
 #endif
 }
 

@@ -1,11 +1,12 @@
-// Quantizing activations to NVFP4: what a launch is given. Plain C++.
+// Quantizing activations to NVFP4: what a launch is given, and which thread has which rows. Plain C++.
 #pragma once
 
 #include <cstdint>
 
 namespace sm120::quantize {
 
-constexpr int kThreads = 256;
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
 constexpr int kBlock = 16;
 
 enum class InputType : int { kBfloat16 = 0, kFloat16 = 1 };
@@ -25,16 +26,24 @@ struct Params {
   uint8_t* scales;  // every byte is written: [m, k/16], or the swizzle padded to 128 rows and 4 blocks
   int64_t x_stride;
   int m, k;
-  InputType input_type;
   Layout layout;
-  Rule rule;
 };
 
-/// Threads of work: one per block of a real row (padded blocks included), one per word of a padding row.
-constexpr int64_t work_items(int m, int k, Layout layout) {
-  const int64_t tiles = (k + 63) / 64;
-  const int64_t padding_rows = (m + 127) / 128 * 128 - m;
-  return layout == Layout::kLinear ? int64_t{1} * m * (k / kBlock) : m * tiles * 4 + padding_rows * tiles;
+/// CTAs along K (grid x: 32 blocks each) and groups of kWarps row slots (grid y), see kernel.cuh.
+struct Grid {
+  int columns;
+  int groups;
+};
+
+/// Rows that a thread takes, 32 apart: four once that still leaves several warps to every scheduler of a
+/// large card; at few tokens one, so that they spread over as many SMs as there are.
+constexpr int rows_per_thread(int m, int k) {
+  return int64_t{1} * m * k >= (1 << 22) ? 4 : 1;
+}
+
+constexpr Grid grid_for(int m, int k, int rows) {
+  const int slots = rows == 4 ? (m + 127) / 128 * 32 : (m + 31) / 32 * 32;
+  return {(k + 32 * kBlock - 1) / (32 * kBlock), slots / kWarps};
 }
 
 }  // namespace sm120::quantize

@@ -17,11 +17,41 @@ struct Quantized {
   uint32_t codes[2];  // sixteen e2m1 codes, lowest nibble first
 };
 
-DEVICE_FN float largest_magnitude(const float (&x)[kBlock]) {
-  float largest = fabsf(x[0]);
+/// The encode scale and what a rule derives from it once a thread.
+struct GlobalScale {
+  float value;
+  float reciprocal;
+};
+
+template <Rule kRule>
+DEVICE_FN GlobalScale prepare(float value) {
+  return {value, kRule == Rule::kReciprocal ? ptx::reciprocal_approximate(value) : 0.0f};
+}
+
+template <InputType kType>
+DEVICE_FN void unpack(uint32_t pair, float& low, float& high) {
+  if constexpr (kType == InputType::kBfloat16) {
+    ptx::unpack_bf16x2(pair, low, high);
+  } else {
+    ptx::unpack_f16x2(pair, low, high);
+  }
+}
+
+/// Largest |x| of the block; NaN only if all are.
+template <InputType kType>
+DEVICE_FN float largest_magnitude(const uint32_t (&pairs)[kBlock / 2]) {
+  uint32_t largest = pairs[0];
 #pragma unroll
-  for (int i = 1; i < kBlock; ++i) largest = fmaxf(largest, fabsf(x[i]));  // NaN only if all are
-  return largest;
+  for (int i = 1; i < kBlock / 2; ++i) {
+    if constexpr (kType == InputType::kBfloat16) {
+      largest = ptx::max_magnitude_bf16x2(largest, pairs[i]);
+    } else {
+      largest = ptx::max_magnitude_f16x2(largest, pairs[i]);
+    }
+  }
+  float low, high;
+  unpack<kType>(largest, low, high);
+  return fmaxf(fabsf(low), fabsf(high));
 }
 
 /// Nearest ue4m3 to a non-negative float64, ties to even, at most 448; NaN gives 0x7F.
@@ -61,29 +91,46 @@ DEVICE_FN uint32_t exact_e2m1(double numerator, double denominator) {
   return code | (std::signbit(numerator) ? 8u : 0u);
 }
 
-DEVICE_FN Quantized quantize_exact(const float (&x)[kBlock], float global_scale) {
+template <InputType kType>
+DEVICE_FN Quantized quantize_exact(const uint32_t (&pairs)[kBlock / 2], float global_scale) {
   const double global = static_cast<double>(global_scale);
-  Quantized out = {exact_ue4m3(static_cast<double>(largest_magnitude(x)) * global / 6.0), {0u, 0u}};
+  const double wanted = static_cast<double>(largest_magnitude<kType>(pairs)) * global / 6.0;
+  Quantized out = {exact_ue4m3(wanted), {0u, 0u}};
   if (out.scale == 0u) return out;
   const double scale = out.scale == 0x7Fu ? 1.0 : ue4m3_value(out.scale);  // all NaN: every code is 7 anyway
 #pragma unroll
-  for (int i = 0; i < kBlock; ++i) {
-    out.codes[i / 8] |= exact_e2m1(static_cast<double>(x[i]) * global, scale) << (4 * (i % 8));
+  for (int i = 0; i < kBlock / 2; ++i) {
+    float low, high;
+    unpack<kType>(pairs[i], low, high);
+    const uint32_t codes = exact_e2m1(static_cast<double>(low) * global, scale) |
+                           exact_e2m1(static_cast<double>(high) * global, scale) << 4;
+    out.codes[i / 4] |= codes << (8 * (i % 4));
   }
   return out;
 }
 
-DEVICE_FN Quantized quantize_reciprocal(const float (&x)[kBlock], float global_scale) {
-  const float wanted = global_scale * (largest_magnitude(x) * ptx::reciprocal_approximate(6.0f));
+template <InputType kType>
+DEVICE_FN Quantized quantize_reciprocal(const uint32_t (&pairs)[kBlock / 2], const GlobalScale& global) {
+  const float wanted = global.value * (largest_magnitude<kType>(pairs) * ptx::reciprocal_approximate(6.0f));
   Quantized out = {ptx::convert_ue4m3(wanted), {0u, 0u}};
-  if (out.scale == 0u) return out;
-  const float scale = ptx::ue4m3_to_float(out.scale);
-  const float factor = ptx::reciprocal_approximate(scale * ptx::reciprocal_approximate(global_scale));
+  const float factor = ptx::reciprocal_approximate(ptx::ue4m3_to_float(out.scale) * global.reciprocal);
+  const uint32_t mask = out.scale == 0u ? 0u : 0xFFFFFFFFu;  // 0 times an infinite factor is no number
 #pragma unroll
-  for (int i = 0; i < kBlock; i += 2) {
-    out.codes[i / 8] |= ptx::convert_e2m1x2(x[i] * factor, x[i + 1] * factor) << (4 * (i % 8));
+  for (int half = 0; half < 2; ++half) {
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) unpack<kType>(pairs[4 * half + i], x[2 * i], x[2 * i + 1]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= factor;
+    out.codes[half] = ptx::convert_e2m1x8(x) & mask;
   }
   return out;
+}
+
+template <InputType kType, Rule kRule>
+DEVICE_FN Quantized quantize_block(const uint32_t (&pairs)[kBlock / 2], const GlobalScale& global) {
+  if constexpr (kRule == Rule::kExact) return quantize_exact<kType>(pairs, global.value);
+  return quantize_reciprocal<kType>(pairs, global);
 }
 
 }  // namespace sm120::quantize

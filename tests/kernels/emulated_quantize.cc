@@ -2,8 +2,9 @@
 //
 //   emulated_quantize INPUT OUTPUT
 //
-// INPUT: int64 m k x_stride input_type layout rule seed, the float32 global scale, then x: int64 length and
-// bytes. OUTPUT: codes, then scales; both start as 0xEE.
+// INPUT: int64 m k x_stride input_type layout rule rows seed, the float32 global scale, then x: int64 length
+// and bytes; rows is how many a thread takes, 0 for the launcher's choice. OUTPUT: codes, then scales; both
+// start as 0xEE.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -25,6 +26,22 @@ unsigned char* allocate(size_t bytes) {
   return static_cast<unsigned char*>(std::malloc(bytes));
 }
 
+using Kernel = void (*)(Params);
+
+template <InputType kType, Rule kRule>
+Kernel pick(int rows) {
+  return rows == 4 ? quantize_kernel<kType, kRule, 4> : quantize_kernel<kType, kRule, 1>;
+}
+
+Kernel pick(InputType type, Rule rule, int rows) {
+  if (type == InputType::kBfloat16) {
+    return rule == Rule::kExact ? pick<InputType::kBfloat16, Rule::kExact>(rows)
+                                : pick<InputType::kBfloat16, Rule::kReciprocal>(rows);
+  }
+  return rule == Rule::kExact ? pick<InputType::kFloat16, Rule::kExact>(rows)
+                              : pick<InputType::kFloat16, Rule::kReciprocal>(rows);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -35,9 +52,10 @@ int main(int argc, char** argv) {
   params.m = static_cast<int>(read_int(input));
   params.k = static_cast<int>(read_int(input));
   params.x_stride = read_int(input);
-  params.input_type = static_cast<InputType>(read_int(input));
+  const auto type = static_cast<InputType>(read_int(input));
   params.layout = static_cast<Layout>(read_int(input));
-  params.rule = static_cast<Rule>(read_int(input));
+  const auto rule = static_cast<Rule>(read_int(input));
+  const auto wanted_rows = static_cast<int>(read_int(input));
   const auto seed = static_cast<uint64_t>(read_int(input));
   float global_scale = 0;
   if (std::fread(&global_scale, sizeof(global_scale), 1, input) != 1) return 2;
@@ -63,9 +81,10 @@ int main(int argc, char** argv) {
   emu::declare_region("codes", emu::RegionKind::kOutput, codes, code_bytes);
   emu::declare_region("scales", emu::RegionKind::kOutput, scales, scale_bytes);
 
-  const auto items = work_items(params.m, params.k, params.layout);
-  const int grid = static_cast<int>((items + kThreads - 1) / kThreads);
-  emu::launch({grid, 1, 1, kThreads, 0, seed}, [&] { quantize_kernel(params); });
+  const int rows = wanted_rows == 0 ? rows_per_thread(params.m, params.k) : wanted_rows;
+  const Grid grid = grid_for(params.m, params.k, rows);
+  const Kernel kernel = pick(type, rule, rows);
+  emu::launch({grid.columns, grid.groups, 1, kThreads, 0, seed}, [&] { kernel(params); });
 
   FILE* output = std::fopen(argv[2], "wb");
   if (output == nullptr) return 2;

@@ -20,6 +20,10 @@ from sglang_sm120.layout import ScaleLayout
 EXACT, RECIPROCAL = 0, 1
 
 
+class EmulationError(RuntimeError):
+    """The emulated machine or a sanitizer stopped the kernel."""
+
+
 @pytest.fixture(scope="module")
 def program(build_folder: Path) -> Path:
     """The quantizer compiled for the CPU."""
@@ -29,18 +33,23 @@ def program(build_folder: Path) -> Path:
 
 
 def run(
-    program: Path, folder: Path, x: torch.Tensor, scale: float, layout: ScaleLayout, rule: int
+    program: Path, folder: Path, x: torch.Tensor, scale: float, layout: ScaleLayout, rule: int, rows: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return packed codes and the scale buffer."""
+    """Return packed codes and the scale buffer; ``rows`` per thread, 0 as the launcher chooses.
+
+    Raises:
+        EmulationError: the emulated machine refused what the kernel does.
+    """
     m, k = x.shape
     linear = layout is ScaleLayout.LINEAR
-    numbers = (m, k, x.stride(0), int(x.dtype == torch.float16), int(linear), rule, 7)
-    data = x.contiguous().view(torch.uint8).numpy().tobytes()
+    numbers = (m, k, x.stride(0), int(x.dtype == torch.float16), int(linear), rule, rows, 7)
+    data = x.as_strided(((m - 1) * x.stride(0) + k,), (1,)).view(torch.uint8).numpy().tobytes()
     source, sink = folder / "x.bin", folder / "out.bin"
-    source.write_bytes(struct.pack("<7q", *numbers) + struct.pack("<f", scale) + struct.pack("<q", len(data)) + data)
+    source.write_bytes(struct.pack("<8q", *numbers) + struct.pack("<f", scale) + struct.pack("<q", len(data)) + data)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=0:detect_leaks=0"}
     done = subprocess.run([str(program), str(source), str(sink)], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    if done.returncode != 0:
+        raise EmulationError(done.stderr[-3000:])
     out = torch.frombuffer(bytearray(sink.read_bytes()), dtype=torch.uint8)
     return out[: m * k // 2].view(m, k // 2), out[m * k // 2 :]
 
@@ -67,23 +76,59 @@ def nasty(m: int, k: int, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.parametrize(("m", "k"), [(1, 16), (3, 80), (5, 464), (33, 144), (129, 64)])
+def padded_rows(x: torch.Tensor, padding: int) -> torch.Tensor:
+    """The same numbers in rows that are ``padding`` elements longer, those NaN."""
+    m, k = x.shape
+    wide = torch.full((m, k + padding), float("nan"), dtype=x.dtype)
+    wide[:, :k] = x
+    return wide[:, :k]
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 16), (3, 80), (5, 1040), (33, 144), (129, 64)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", list(ScaleLayout))
 def test_the_exact_rule_is_the_reference(
     program: Path, tmp_path: Path, m: int, k: int, dtype: torch.dtype, layout: ScaleLayout
 ) -> None:
     x = nasty(m, k, dtype)
-    for scale in (1.0, 0.37, 448.0):
-        codes, scales = run(program, tmp_path, x, scale, layout, EXACT)
+    for scale, rows in ((1.0, 1), (0.37, 4), (448.0, 0)):
+        codes, scales = run(program, tmp_path, padded_rows(x, 24), scale, layout, EXACT, rows)
         expected_codes, expected_scales = reference.quantize(x, torch.tensor(scale), layout)
         assert torch.equal(scales, expected_scales.view(torch.uint8).flatten())
         assert torch.equal(codes, expected_codes)
 
 
-def test_the_reciprocal_rule_differs_by_one_step_at_most(program: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_reciprocal_rule_has_the_same_special_cases(program: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    inf, nan = float("inf"), float("nan")
+    blocks = torch.tensor(
+        [
+            [0.0, -0.0] * 8,
+            [nan] * 16,
+            [nan, 2.0, -2.0, 0.0] * 4,
+            [inf, -inf, 1.0, -1.0] * 4,
+            [nan, -inf] * 8,
+            [6.0, -0.0, 0.25, -0.75, 1.25, -1.75, 2.5, -5.0] * 2,
+        ]
+    ).to(dtype)
+    for layout, rows in ((ScaleLayout.SWIZZLE_128X4, 1), (ScaleLayout.LINEAR, 4)):
+        codes, scales = run(program, tmp_path, blocks, 1.0, layout, RECIPROCAL, rows)
+        expected_codes, expected_scales = reference.quantize(blocks, torch.tensor(1.0), layout)
+        assert torch.equal(scales, expected_scales.view(torch.uint8).flatten())
+        assert torch.equal(codes, expected_codes)
+
+
+def test_rounding_by_addition_is_the_conversion_for_every_float32(build_folder: Path) -> None:
+    if emulated.compiler() is None:
+        pytest.skip("no C++ compiler")
+    done = subprocess.run([str(emulated.build("tests/kernels/e2m1_check.cc", build_folder))], capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_reciprocal_rule_differs_by_one_step_at_most(program: Path, tmp_path: Path, rows: int) -> None:
     x = torch.randn(65, 464, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    codes, scales = run(program, tmp_path, x, 33.0, ScaleLayout.LINEAR, RECIPROCAL)
+    codes, scales = run(program, tmp_path, x, 33.0, ScaleLayout.LINEAR, RECIPROCAL, rows)
     expected_codes, expected_scales = reference.quantize(x, torch.tensor(33.0), ScaleLayout.LINEAR)
     steps = (scales.int() - expected_scales.view(torch.uint8).flatten().int()).abs()
     assert int(steps.max()) <= 1
