@@ -138,7 +138,7 @@ def _end_with_parent() -> None:
 class Server:
     """A running server; use it as a context manager."""
 
-    def __init__(self, launch: Launch, *, timeout: float = 180.0, on_wait: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, launch: Launch, *, timeout: float = 420.0, on_wait: Callable[[], None] = lambda: None) -> None:
         self.launch = launch
         self.timeout = timeout
         self._on_wait = on_wait
