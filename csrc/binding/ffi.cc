@@ -195,8 +195,9 @@ void nvfp4_quantize(TensorView x, TensorView global_scale, TensorView codes, Ten
   SM120_REQUIRE(x.ndim() == 2 && (bf16 || is_dtype(x, kDLFloat, 16)), "x must be bfloat16 or float16 [M, K]");
   const int64_t m = x.size(0);
   const int64_t k = x.size(1);
-  SM120_REQUIRE(k > 0 && k % quantize::kBlock == 0 && k < (int64_t{1} << 30) && m < (int64_t{1} << 30),
+  SM120_REQUIRE(k > 0 && k % quantize::kBlock == 0 && k < (int64_t{1} << 30),
                 "K must be a positive multiple of 16");
+  SM120_REQUIRE(m <= quantize::kMaxRows, "M must be at most " + std::to_string(quantize::kMaxRows));
   SM120_REQUIRE(x.stride(1) == 1 && row_stride(x) % 8 == 0 && aligned(x, 16),
                 "x must have adjacent columns and rows that start at multiples of 16 bytes");
   SM120_REQUIRE(is_dtype(global_scale, kDLFloat, 32) && numel(global_scale) == 1,

@@ -35,10 +35,13 @@ struct Grid {
   int groups;
 };
 
+/// What 65,535 groups hold at four rows a thread.
+constexpr int kMaxRows = 65535 * kWarps * 4;
+
 /// Rows that a thread takes, 32 apart: four once that still leaves several warps to every scheduler of a
 /// large card; at few tokens one, so that they spread over as many SMs as there are.
 constexpr int rows_per_thread(int m, int k) {
-  return int64_t{1} * m * k >= (1 << 22) ? 4 : 1;
+  return m >= (1 << 16) || int64_t{1} * m * k >= (1 << 22) ? 4 : 1;
 }
 
 constexpr Grid grid_for(int m, int k, int rows) {

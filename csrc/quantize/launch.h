@@ -8,7 +8,7 @@
 namespace sm120::quantize {
 
 /// Quantize on `stream`; `dependent_launch` as for the GEMM (nothing is read before the kernel in front is
-/// done). More rows than a grid can hold (at least 524,280) are an invalid value.
+/// done). At most kMaxRows rows.
 cudaError_t launch_quantize(const Params& params, InputType input_type, Rule rule, bool dependent_launch,
                             cudaStream_t stream);
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "emulation/machine.h"
-#include "quantize/kernel.cuh"
+#include "quantize/select.cuh"
 
 using namespace sm120::quantize;
 
@@ -24,22 +24,6 @@ int64_t read_int(FILE* file) {
 
 unsigned char* allocate(size_t bytes) {
   return static_cast<unsigned char*>(std::malloc(bytes));
-}
-
-using Kernel = void (*)(Params);
-
-template <InputType kType, Rule kRule>
-Kernel pick(int rows) {
-  return rows == 4 ? quantize_kernel<kType, kRule, 4> : quantize_kernel<kType, kRule, 1>;
-}
-
-Kernel pick(InputType type, Rule rule, int rows) {
-  if (type == InputType::kBfloat16) {
-    return rule == Rule::kExact ? pick<InputType::kBfloat16, Rule::kExact>(rows)
-                                : pick<InputType::kBfloat16, Rule::kReciprocal>(rows);
-  }
-  return rule == Rule::kExact ? pick<InputType::kFloat16, Rule::kExact>(rows)
-                              : pick<InputType::kFloat16, Rule::kReciprocal>(rows);
 }
 
 }  // namespace
@@ -83,7 +67,7 @@ int main(int argc, char** argv) {
 
   const int rows = wanted_rows == 0 ? rows_per_thread(params.m, params.k) : wanted_rows;
   const Grid grid = grid_for(params.m, params.k, rows);
-  const Kernel kernel = pick(type, rule, rows);
+  const Kernel kernel = select_kernel(type, rule, rows);
   emu::launch({grid.columns, grid.groups, 1, kThreads, 0, seed}, [&] { kernel(params); });
 
   FILE* output = std::fopen(argv[2], "wb");
