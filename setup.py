@@ -138,10 +138,42 @@ class BuildKernels(Step):
         return [str(source.relative_to(ROOT)) for source in self.sources()]
 
 
-class Build(build):
-    """The standard build plus the boot file and the kernels."""
+class BuildPatches(Step):
+    """Puts the patches for upstream projects into the package. An editable installation uses the checkout's."""
 
-    sub_commands = [*build.sub_commands, ("build_boot_pth", None), ("build_kernels", None)]
+    description = "copy the patches for upstream projects into the package"
+
+    def run(self) -> None:
+        if self.editable_mode:
+            return
+        shutil.rmtree(self.target / PACKAGE / "patches", ignore_errors=True)
+        for source, copy in zip(self.sources(), self.copies(), strict=True):
+            self.mkpath(str(copy.parent))
+            self.copy_file(str(source), str(copy))
+
+    def sources(self) -> list[Path]:
+        folder = ROOT / "patches"
+        return [*sorted(folder.glob("*/*/*.patch")), folder / "pristine.json"]
+
+    def copies(self) -> list[Path]:
+        return [self.target / PACKAGE / source.relative_to(ROOT) for source in self.sources()]
+
+    def get_outputs(self) -> list[str]:
+        return [] if self.editable_mode else [str(path) for path in self.copies()]
+
+    def get_source_files(self) -> list[str]:
+        return [str(source.relative_to(ROOT)) for source in self.sources()]
+
+
+class Build(build):
+    """The standard build plus the boot file, the kernels and the patches."""
+
+    sub_commands = [
+        *build.sub_commands,
+        ("build_boot_pth", None),
+        ("build_kernels", None),
+        ("build_patches", None),
+    ]
 
 
 class BdistWheel(bdist_wheel):
@@ -167,6 +199,7 @@ setup(
         "build": Build,
         "build_boot_pth": BuildBootPth,
         "build_kernels": BuildKernels,
+        "build_patches": BuildPatches,
     },
     setup_requires=build_requirements(),
 )

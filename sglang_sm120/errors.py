@@ -28,6 +28,14 @@ class SeamError(Sm120Error, RuntimeError):
     """The installed SGLang does not have the code that a hook of ours is written for."""
 
 
+class RecordError(Sm120Error, ValueError):
+    """A probe record or tuning table cannot be read, trusted or written."""
+
+
+class PatchError(Sm120Error, RuntimeError):
+    """A patch cannot be read, or an SGLang on disk cannot be patched or restored."""
+
+
 class SelfTestError(Sm120Error, RuntimeError):
     """A backend gave a wrong result in its start-up check; no model is served with it."""
 
