@@ -32,19 +32,19 @@ def compile_library(root: Path, targets: Sequence[spec.Target], toolchain: Toolc
     """
     library = library.resolve()  # the compiler runs elsewhere
     ffi = import_module("tvm_ffi.libinfo")
-    link = Path(ffi.find_libtvm_ffi())
+    headers, link = ffi.find_include_path(), Path(ffi.find_libtvm_ffi())
     command = [
         str(toolchain.nvcc), *spec.FLAGS, f"--threads={min(os.cpu_count() or 1, 8)}", *(t.flag for t in targets),
-        f"-I{ffi.find_include_path()}", f"-I{ffi.find_dlpack_include_path()}", *toolchain.folders,
-        f"-L{link.parent}", *(str(unit.relative_to(root)) for unit in spec.units(root)), "-ltvm_ffi",
-        "-o", str(library),
+        f"-I{headers}", f"-I{ffi.find_dlpack_include_path()}", f"-Xcompiler=-fmacro-prefix-map={headers}=tvm_ffi",
+        *toolchain.folders, f"-L{link.parent}", *(str(unit.relative_to(root)) for unit in spec.units(root)),
+        "-ltvm_ffi", "-o", str(library),
     ]  # fmt: skip
     names = ", ".join(f"sm_{target.name}" for target in targets)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         environ = {name: value for name, value in os.environ.items() if name not in _OPTION_VARIABLES}
         environ["TMPDIR"] = scratch
         try:
-            # From inside csrc, so that no path of this machine gets into the library.
+            # From inside csrc, and with another name for the headers: no path of this machine gets into the library.
             done = subprocess.run(
                 command, cwd=root, env=environ, capture_output=True, text=True, errors="replace",
                 timeout=TIME_LIMIT_SECONDS,
@@ -55,7 +55,7 @@ def compile_library(root: Path, targets: Sequence[spec.Target], toolchain: Toolc
                 "or the machine is overloaded."
             ) from error
     if done.returncode != 0:
-        tail = "\n".join((done.stderr + done.stdout).splitlines()[-_SHOWN_LINES:])
+        tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
         raise UnsupportedError(
             f"Compiling the kernels for {names} with {toolchain.nvcc} (CUDA {toolchain.text}) failed, "
             f"exit status {done.returncode}:\n{tail}"

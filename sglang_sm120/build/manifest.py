@@ -69,7 +69,7 @@ def read(library: Path) -> tuple[Manifest | None, str]:
         if _hash(library) != manifest.library:
             return None, "its bytes are not the ones that were compiled"
     except FileNotFoundError:
-        return None, "there is none"
+        return None, "it is not complete"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return None, f"it cannot be read ({type(error).__name__}: {error})"
     return manifest, ""

@@ -15,6 +15,8 @@ from pathlib import Path
 from sglang_sm120.build.spec import MIN_CUDA
 from sglang_sm120.errors import UnsupportedError
 
+#: Where NVIDIA's installer puts the toolkit.
+USUAL_PLACE = Path("/usr/local/cuda/bin/nvcc")
 _REMEDY = (
     "Install a CUDA toolkit of 12.9 or newer and put its nvcc on PATH (or set CUDA_HOME), or run: "
     "pip install 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-crt==13.*' 'nvidia-nvvm==13.*' 'nvidia-cuda-cccl==13.*' "
@@ -83,7 +85,7 @@ def _unresolved() -> Iterator[Path]:
     found = shutil.which("nvcc")
     if found is not None:
         yield Path(found)
-    yield Path("/usr/local/cuda/bin/nvcc")
+    yield USUAL_PLACE
     wheels = util.find_spec("nvidia")
     for folder in wheels.submodule_search_locations or () if wheels is not None else ():
         yield from sorted(Path(folder).glob("cu1[3-9]/bin/nvcc"))

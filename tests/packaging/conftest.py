@@ -14,7 +14,8 @@ from tests.packaging.environments import ROOT, Env, clean_environ
 from tests.support import pythons
 
 #: Left behind when the sources are copied: caches, and what earlier builds wrote.
-NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "build", "dist")
+NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+BUILD_OUTPUTS = {"build", "dist"}
 
 #: Stands for the part of the package that needs SGLang; tells when ``install()`` was called.
 STUB_INSTALLER = """
@@ -35,7 +36,11 @@ sys.modules.update({host.__name__: host, installer.__name__: installer})
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of this repository as a fresh checkout has it, so that builds leave nothing in the real one."""
     path = tmp_path_factory.mktemp("source") / "sglang-sm120"
-    shutil.copytree(ROOT, path, ignore=shutil.ignore_patterns(*NOT_SOURCE), symlinks=True)
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return NOT_SOURCE(folder, names) | (BUILD_OUTPUTS if Path(folder) == ROOT else set())
+
+    shutil.copytree(ROOT, path, ignore=ignored, symlinks=True)
     return path
 
 
@@ -52,6 +57,17 @@ def dist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def wheel(dist: Path) -> Path:
     return next(dist.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def kernel_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel with compiled kernels, built from the sdist as ``make wheel-cuda`` does."""
+    path = tmp_path_factory.mktemp("kernel_wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(path), str(sdist)]
+    environ = clean_environ(SM120_WHEEL="cuda")
+    result = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return next(path.glob("*.whl"))
 
 
 @pytest.fixture(scope="session")

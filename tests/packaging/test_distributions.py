@@ -68,7 +68,7 @@ def test_boot_file_is_one_import_line(wheel: Path) -> None:
 
 def test_host_is_not_a_dependency(metadata: Message) -> None:
     required = {Requirement(line).name for line in metadata.get_all("Requires-Dist", [])}
-    assert required == {"packaging", "rich", "typer"}
+    assert required == {"apache-tvm-ffi", "packaging", "rich", "typer"}
 
 
 def test_metadata_names_python_and_licence(metadata: Message) -> None:
