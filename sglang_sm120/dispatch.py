@@ -140,11 +140,10 @@ def layer_backend(
     if objection is None:
         return record.value
     error, why = objection
-    substitute = _substitute(facts, exact=fused_scales_differ)
+    substitute = _substitute(facts, exact=fused_scales_differ, n=n, k=k, out_dtype=out_dtype)
     if not decision.explicit:
-        logger.warning(
-            "Layer %s is served by %s, which is much slower than %s: %s.", name, substitute, record.value, why
-        )
+        slow = ", which is much slower" if BACKENDS[substitute].any_device else ""
+        logger.warning("Layer %s is served by %s%s, instead of %s: %s.", name, substitute, slow, record.value, why)
         return substitute
     remedy = f"{why} (layer {name}); use {FLAG} {substitute} or auto instead"
     text = bad_value(
@@ -255,6 +254,10 @@ def _resolve_auto(request: Request, facts: HostFacts, origin: Origin, warnings: 
     if choice is not None:
         judged, reason = choice
         return Decision(judged.backend, origin, False, reason, (*warnings, *judged.warnings), request.allow_unsafe)
+    probed = _passed_probe(facts)
+    if probed is not None:
+        reason = "no FlashInfer backend runs here, and sglang-sm120 probe found this one right on this card"
+        return Decision(probed, origin, False, reason, warnings, request.allow_unsafe)
     refusals = [verdict(value, facts) for value in dict.fromkeys(p.value for p in AUTO_ORDER)]
     text = bad_value(
         PRECEDENCE[origin],
@@ -265,6 +268,14 @@ def _resolve_auto(request: Request, facts: HostFacts, origin: Origin, warnings: 
     if not request.allow_unsafe:
         raise UnsupportedError(text)
     return Decision(None, origin, False, f"left to SGLang by {env.ALLOW_UNSAFE}", (*warnings, text), True)
+
+
+def _passed_probe(facts: HostFacts) -> str | None:
+    """Return code of ours that was checked on this very card and these versions; unchecked code is never chosen."""
+    for record in BACKENDS.values():
+        if record.needs_probe and facts.passed_probe(record.value) and verdict(record.value, facts).status == "ok":
+            return record.value
+    return None
 
 
 def _is_ours_to_judge(record: Backend, facts: HostFacts) -> bool:
@@ -290,13 +301,19 @@ def _others(facts: HostFacts) -> str:
     return choice[0].backend if choice is not None else _substitute(facts, exact=True)
 
 
-def _substitute(facts: HostFacts, *, exact: bool) -> str:
+def _substitute(
+    facts: HostFacts, *, exact: bool, n: int | None = None, k: int | None = None, out_dtype: str | None = None
+) -> str:
     """Return the backend that takes over a layer which the chosen one cannot serve.
 
-    Only one that is reached per layer (it quantizes itself) and needs no check on the card qualifies.
+    Only one that is reached per layer (it quantizes itself) qualifies, and one that needs a check on the card only if
+    it passed.
     """
     for record in BACKENDS.values():
         right = record.exact_fused_scales or not exact
-        if record.quantizes_itself and right and not record.needs_probe and verdict(record.value, facts).status == "ok":
+        checked = not record.needs_probe or facts.passed_probe(record.value)
+        if not (record.quantizes_itself and right and checked):
+            continue
+        if verdict(record.value, facts, n=n, k=k, out_dtype=out_dtype).status == "ok":
             return record.value
     raise UnsupportedError("No backend of this package runs here: reinstall sglang-sm120.")

@@ -1,17 +1,21 @@
 """Commands and exit codes of ``sglang-sm120``.
 
-Exit codes: 0 nothing stops a start; 1 ``doctor`` found something that does; 2 the command was misused.
+Exit codes: 0 all is well; 1 the command found something that is not (each says in its help what); 2 it was misused
+or could not do its work.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from sglang_sm120 import __version__
+from sglang_sm120.cli import model_commands
 from sglang_sm120.cli.redact import redacted
+from sglang_sm120.errors import Sm120Error
 
 app = typer.Typer(
     name="sglang-sm120",
@@ -69,13 +73,42 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def probe(
+    backend: Annotated[list[str] | None, typer.Argument(help="Values to probe; without one, every value.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each value, compilation included.")] = 600.0,
+    as_json: Json = False,
+) -> None:
+    """Check on this card that each backend computes what it should, each in a process of its own.
+
+    The verdicts are kept for servers on this card and these versions. Exits with 1 if something that was tried did not
+    pass, or if a value that was named cannot run here.
+    """
+    from sglang_sm120.cli import probe as command
+
+    report, code = command.probe(backend or [], timeout, as_json=as_json)
+    if as_json:
+        _print_json(report)
+    else:
+        command.render(report)
+    if code:
+        raise typer.Exit(code)
+
+
+model_commands.add_to(app)
+
+
 def _print_json(report: dict[str, Any]) -> None:
     typer.echo(json.dumps(redacted(report), indent=2, sort_keys=True))
 
 
 def main() -> None:
     """Run the command line; the entry point of the console script."""
-    app()
+    try:
+        app()
+    except Sm120Error as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

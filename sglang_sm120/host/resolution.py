@@ -8,12 +8,13 @@ from typing import Any
 
 from sglang_sm120 import __version__, env, self_test
 from sglang_sm120.backends import BACKENDS
-from sglang_sm120.backends.record import HostFacts
+from sglang_sm120.backends.record import QUANTIZER, HostFacts
 from sglang_sm120.device import collect_facts
 from sglang_sm120.dispatch import Decision, Request, resolve
 from sglang_sm120.errors import UnsupportedError
 from sglang_sm120.host import installer
 from sglang_sm120.host.state import STATE
+from sglang_sm120.probing.record import FAILED, with_probe
 
 logger = logging.getLogger("sglang_sm120")
 
@@ -51,7 +52,10 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     """
     request = read_request(server_args)
     gpu = _gpu(scheduler)
-    facts = collect_facts(gpu)
+    facts, stale = with_probe(collect_facts(gpu))
+    if stale and _rank(scheduler) == 0:
+        logger.warning(stale)
+    STATE.quantizer_rejected = facts.probed.get(QUANTIZER) in FAILED
     STATE.dummy_weights = _load_format(server_args, scheduler) == "dummy"
     try:
         decision = resolve(request, facts)

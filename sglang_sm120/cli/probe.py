@@ -1,0 +1,64 @@
+"""``sglang-sm120 probe``: is each backend right on this card?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sglang_sm120.backends.record import HostFacts
+from sglang_sm120.cli.backends_report import device
+from sglang_sm120.probing import record
+from sglang_sm120.probing.record import FAILED, Outcome
+
+SCHEMA = 1
+_COLOURS = {"ok": "green", "wrong": "red", "crash": "red", "timeout": "red", "unsupported": "yellow"}
+
+
+def probe(values: list[str], timeout: float, *, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Probe, keep the record after each verdict, and return the report with the exit code.
+
+    The exit code is 1 if something that was tried did not pass, or if a value that was named cannot run here.
+    """
+    from sglang_sm120.device import collect_facts
+    from sglang_sm120.probing import run
+    from sglang_sm120.records import identity_of
+
+    names = run.subjects(values)
+    facts = collect_facts()
+    identity = identity_of(facts)
+    outcomes: dict[str, Outcome] = {}
+    console = Console(stderr=True, quiet=as_json)
+    with console.status("probing") as status:
+        judged = run.probe(names, facts, timeout)
+        for position, name in enumerate(names, start=1):
+            status.update(escape(f"probing {name} ({position} of {len(names)}), at most {timeout:g} s"))
+            _, outcomes[name] = next(judged)
+            record.save(identity, {name: outcomes[name]})
+    failed = any(outcome.status in FAILED for outcome in outcomes.values())
+    missing = any(outcomes[value].status == "unsupported" for value in values)
+    return _report(facts, outcomes), 1 if failed or missing else 0
+
+
+def _report(facts: HostFacts, outcomes: dict[str, Outcome]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "device": device(facts),
+        "versions": dict(sorted(facts.versions.items())),
+        "outcomes": {name: vars(outcome) for name, outcome in outcomes.items()},
+    }
+
+
+def render(report: dict[str, Any], console: Console | None = None) -> None:
+    """Print the verdicts as a table."""
+    console = console or Console()
+    capability = report["device"]["capability"]
+    console.print(escape(report["device"]["name"] + (f", compute capability {capability}" if capability else "")))
+    table = Table("what", "verdict", "seconds", "why", pad_edge=False)
+    for name, outcome in report["outcomes"].items():
+        colour = _COLOURS[outcome["status"]]
+        verdict = f"[{colour}]{outcome['status']}[/]"
+        table.add_row(name, verdict, f"{outcome['seconds']:.1f}", escape(outcome["reason"]))
+    console.print(table)

@@ -1,0 +1,71 @@
+"""The child process of a probe: runs one job and reports each step before it begins.
+
+Started by :mod:`sglang_sm120.probing.children`; the job comes on standard input, the reports go to a pipe of their
+own, because libraries write to standard output as they like. torch is imported inside the job: a torch that does not
+load is a verdict as well.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sglang_sm120.errors import UnsupportedError
+from sglang_sm120.probing.plan import Plan
+
+
+class WrongResult(Exception):
+    """A number differs from the oracle by more than any right implementation can."""
+
+
+def main() -> None:
+    """Entry point: the number of the report pipe as argument, the job as JSON on standard input."""
+    faulthandler.enable()
+    # A probe expects crashes; a core file of a process with a CUDA context has gigabytes.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pipe = int(sys.argv[1])
+    os.set_inheritable(pipe, False)
+    with os.fdopen(pipe, "w", encoding="utf-8") as reports:
+
+        def report(**message: str) -> None:
+            reports.write(json.dumps(message) + "\n")
+            reports.flush()
+
+        status, reason = run_job(json.load(sys.stdin), report)
+        report(status=status, reason=reason)
+
+
+def run_job(job: dict[str, Any], report: Callable[..., None]) -> tuple[str, str]:
+    """Run a job and return the verdict with its reason; what ends the process is for the parent to judge.
+
+    Args:
+        job: as :meth:`sglang_sm120.probing.children.Job.to_json` makes it.
+        report: called with ``step=`` before each step.
+    """
+    step = "import"
+    try:
+        report(step=step)
+        place, function = job["factory"].split(":")
+        operations = getattr(importlib.import_module(place), function)(job["subject"])
+        torch = importlib.import_module("torch")
+        steps = importlib.import_module("sglang_sm120.probing.steps").steps
+        count = 0
+        for step, action in steps(operations, Plan.from_json(job["plan"]), torch.device(job["device"])):
+            report(step=step)
+            action()
+            count += 1
+    except WrongResult as error:
+        return "wrong", f"{step}: {error}"
+    except (ImportError, UnsupportedError) as error:
+        return "unsupported", f"{step}: {type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001 - whatever a backend raises is its verdict
+        # torch's own class is no MemoryError.
+        memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        return "crash", f"{step}: {'out of memory' if memory else type(error).__name__}: {error}"
+    return "ok", f"{count} steps"

@@ -1,0 +1,132 @@
+"""Every planted fault costs its own backend only and is named.
+
+What ends or stops a process is tried in real child processes, as in ``sglang-sm120 probe``. Wrong numbers and errors
+are judged by the child's own function in this process, because a child spends its time importing torch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from sglang_sm120.probing import child, children
+from sglang_sm120.probing.children import Job
+from sglang_sm120.probing.plan import Plan
+from sglang_sm120.probing.record import Outcome
+from tests.probing.faulty import FAULTS
+
+PLAN = Plan(rows=(1, 33), shapes=((128, 256), (96, 160)), widths=(160,), repeats=1, burst=4)
+FACTORY = "tests.probing.faulty:make"
+
+#: Verdict, and what its one line must say, by fault.
+EXPECTED = {
+    "none": ("ok", "steps"),
+    "none, quantizer alone": ("ok", "2 steps"),
+    "none, noisy": ("ok", "steps"),
+    "zeros": ("wrong", "(zeros)"),
+    "NaN": ("wrong", "NaN"),
+    "one NaN": ("wrong", "is nan"),
+    "unwritten rows": ("wrong", "GEMM M=1 N=128"),
+    "stale rows": ("wrong", "M=33"),
+    "linear scales read as swizzled": ("wrong", "GEMM M=1 N=128 K=256"),
+    "only M=33": ("wrong", "GEMM M=33"),
+    "last block of K dropped": ("wrong", "GEMM M=1"),
+    "bias forgotten": ("wrong", "GEMM M=1"),
+    "one alpha for all columns": ("wrong", "GEMM M=1"),
+    "alpha squared": ("wrong", "a wrong global scale"),
+    "rounded twice": ("wrong", "GEMM M=1"),
+    "two columns swapped": ("wrong", "GEMM M=1"),
+    "wrong shape": ("wrong", "shape (1, 127) instead of (1, 128)"),
+    "fused operator forgets the scale": ("wrong", "linear M=1"),
+    "race with the quantizer": ("wrong", "4 launches in a row"),
+    "quantizer: zero scales for M=33": ("wrong", "quantizer M=33 K=160: "),
+    "quantizer: NaN padding": ("wrong", "padded columns are NaN"),
+    "quantizer: scales not swizzled": ("wrong", "block scales are wrong"),
+    "quantizer: one wrong code": ("wrong", "column 6"),
+    "segfault": ("crash", "GEMM M=1 N=128 K=256 bfloat16: killed by SIGSEGV"),
+    "out of memory": ("crash", "out of memory: cannot allocate 8 GiB"),
+    "CUDA error": ("crash", "CUDA error: an illegal memory access was encountered"),
+    "refuses": ("unsupported", "no kernel image"),
+    "import fails": ("unsupported", "no_such_package_of_a_backend"),
+    "hang": ("timeout", "in step GEMM M=1 N=128 K=256"),
+    "hang after the verdict": ("timeout", "after its verdict"),
+    "crash after the verdict": ("crash", "after its verdict: killed by SIGSEGV"),
+}
+
+
+#: What goes through a real child.
+IN_CHILD = {"none, noisy", "zeros", "segfault", "hang", "hang after the verdict", "crash after the verdict"}
+PROCESS = "tests.probing.faulty_process:make"
+
+
+def run(fault: str, timeout: float = 300.0) -> Outcome:
+    return children.run(Job(fault, PLAN, "cpu", FACTORY), timeout)
+
+
+@pytest.fixture(scope="module")
+def patience() -> float:
+    """Seconds after which a child that does nothing wrong has surely ended: most of them are the import of torch."""
+    return max(6.0, 3 * run("none, quantizer alone").seconds)
+
+
+def judged_here(fault: str) -> Outcome:
+    status, reason = child.run_job(Job(fault, PLAN, "cpu", FACTORY).to_json(), lambda **message: None)
+    return Outcome(status, children.one_line(reason))  # type: ignore[arg-type]
+
+
+def test_every_fault_has_an_expectation() -> None:
+    assert EXPECTED.keys() == FAULTS.keys()
+
+
+@pytest.mark.parametrize("fault", EXPECTED)
+def test_verdict(fault: str, patience: float) -> None:
+    status, text = EXPECTED[fault]
+    limit = patience if status == "timeout" else 300.0
+    outcome = run(fault, limit) if fault in IN_CHILD else judged_here(fault)
+    assert outcome.status == status, outcome.reason
+    assert text in outcome.reason
+    assert "\n" not in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        ("SIGILL", "import: killed by SIGILL"),
+        ("SIGKILL", "killed by SIGKILL (the system's out-of-memory killer does this)"),
+        ("SIGABRT", "killed by SIGABRT"),
+        ("exit", "import: exit code 3"),
+    ],
+)
+def test_a_process_that_ends_early(end: str, text: str) -> None:
+    outcome = children.run(Job(end, PLAN, "cpu", PROCESS), 300.0)
+    assert outcome.status == "crash"
+    assert text in outcome.reason
+
+
+def test_what_a_hanging_child_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that hangs must not stay behind."""
+    monkeypatch.setenv("SM120_TEST_FOLDER", str(tmp_path))
+    outcome = children.run(Job("grandchild", PLAN, "cpu", PROCESS), 5.0)
+    assert outcome.status == "timeout"
+    number = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while _lives(number) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _lives(number)
+
+
+def test_a_child_finds_nothing_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    assert run("none, quantizer alone").status == "ok"
+
+
+def _lives(number: int) -> bool:
+    try:
+        text = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z" and os.path.exists(f"/proc/{number}")
