@@ -21,6 +21,7 @@ from packaging.version import Version
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.host.conventions import CONVENTIONS
 from tests.matrix.conftest import ROOT, interpreter_of
+from tests.support.moe_configs import QUANTIZATION_CONFIGS, write_moe_config
 from tools.envs import RELEASES
 
 pytestmark = pytest.mark.matrix
@@ -34,7 +35,7 @@ OURS = [
 #: Our values that the release's own enum has too: its own stays in force.
 NATIVE_SINCE = {b.value: Version(b.native_since) for b in BACKENDS.values() if b.native_since and b.value in OURS}
 PLUGINS_SINCE = Version("0.5.11")
-DEADLINE = 240
+DEADLINE = 420
 
 #: Asking whether the model is a diffusion model, this release's ``sglang serve`` imports the packages of its extra
 #: ``diffusion``. Without them it serves nothing, with or without us.
@@ -100,6 +101,7 @@ def _wait(process: subprocess.Popen[bytes], evidence: Path, log: Path) -> None:
 def check(evidence: dict[str, Any], release: str) -> None:
     """Accepted, resolved, verified; one process per value."""
     version = Version(release)
+    check_expert_layers(evidence.pop("moe")["runners"], version)
     assert set(evidence) == {"auto", *BACKENDS}
     for value in OURS:
         facts = evidence[value]
@@ -119,9 +121,30 @@ def check(evidence: dict[str, Any], release: str) -> None:
     assert len({facts["pid"] for facts in evidence.values() if "pid" in facts}) >= len(OURS)
 
 
+def check_expert_layers(found: dict[str, dict[str, str]], version: Version) -> None:
+    """On an RTX card: TensorRT-LLM and CuTe DSL are refused, CUTLASS is not, and auto only where it ends badly."""
+    routed = found.pop("flashinfer_trtllm_routed")
+    assert ("unknown to SGLang" in routed) == (version < Version("0.5.10"))
+    for value, classes in found.items():
+        refused = {name for name, text in classes.items() if text.startswith("refused: ")}
+        for name in refused:
+            assert f"--moe-runner-backend={value!r}" in classes[name]
+            assert "10.x" in classes[name]
+        expected = {
+            "auto": {"ModelOpt"} if version >= Version("0.5.16") else set(),
+            "flashinfer_cutlass": set(),
+            "flashinfer_trtllm": {"ModelOpt", "compressed-tensors", "unquantized"},
+            "flashinfer_cutedsl": {"ModelOpt"},
+        }[value]
+        assert refused == expected, (value, classes)
+    if version >= Version("0.5.10"):
+        assert routed["ModelOpt"].startswith("refused: ")
+
+
 def absent_in(version: Version) -> set[str]:
     """Seams whose code a release does not have, by the release that brought it."""
     absent = set() if version >= Version("0.5.20") else {"pre-emption"}
+    absent |= set() if version >= Version("0.5.16") else {"moe runner", "moe draft runner"}
     absent |= set() if version >= Version("0.5.15") else {"lm_head"}
     for convention in CONVENTIONS:
         if convention.since is not None and Version(version.base_version) < convention.since:
@@ -182,7 +205,12 @@ def test_before_plugins_existed_only_the_boot_hook_brings_us_in(
 def test_the_real_parser_accepts_our_values_and_still_refuses_others(
     release: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    run = _arguments(release, checkpoint, ["auto", "flashinfer_cutlass", *OURS, "bogus"])
+    kinds = {write_moe_config(tmp_path, kind).name: kind for kind in QUANTIZATION_CONFIGS}
+    run = _arguments(
+        release, checkpoint, ["auto", "flashinfer_cutlass", *OURS, "bogus"], SM120_MATRIX_MOE=str(tmp_path)
+    )
+    found = {kinds[name]: runners for name, runners in run["moe"].items()}
+    assert found == {kind: [runner, runner] for kind, runner in moe_runners_under_auto(release).items()}
     assert run["accepted"] == {v: v for v in ["auto", "flashinfer_cutlass", *OURS]}
     code, text = run["refused"]["bogus"]
     assert code == 2
@@ -203,6 +231,17 @@ def test_switched_off_the_release_is_as_published(
     native = [value for value, since in NATIVE_SINCE.items() if version >= since]
     assert sorted(run["accepted"]) == sorted(["flashinfer_cutlass", *native])
     assert set(run["refused"]) == set(OURS) - set(native)
+
+
+def moe_runners_under_auto(release: str) -> dict[str, str]:
+    """What auto becomes on an RTX card. Up to 0.5.15 it ends in CUTLASS kernels of SGLang by itself."""
+    becomes = {
+        "modelopt_fp4": "flashinfer_cutlass",
+        "modelopt_mixed": "flashinfer_cutlass",
+        "nvfp4_weight_only": "marlin",
+    }
+    replaced = becomes if Version(release) >= Version("0.5.16") else {}
+    return {kind: replaced.get(kind, "auto") for kind in QUANTIZATION_CONFIGS}
 
 
 def _arguments(release: str, checkpoint: Path, values: list[str], **env: str) -> dict[str, Any]:
