@@ -17,6 +17,10 @@ MODELOPT = f"{QUANTIZATION}.modelopt_quant"
 SCHEMES = f"{QUANTIZATION}.compressed_tensors.schemes"
 CT_W4A4 = f"{SCHEMES}.compressed_tensors_w4a4_nvfp4"
 CT_W4A16 = f"{SCHEMES}.compressed_tensors_w4a16_nvfp4"
+CT_W4A4_MOE = f"{SCHEMES}.compressed_tensors_w4a4_nvfp4_moe"
+UNQUANTIZED = f"{QUANTIZATION}.unquant"
+MOE_UTILS = "sglang.srt.layers.moe.utils"
+OVERRIDES = "sglang.srt.arg_groups.overrides"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,17 @@ from typing import Any
 
 from packaging.version import Version
 
-from sglang_sm120.host.conventions import CONVENTIONS, CT_W4A4, FP4_UTILS, MODELOPT, Convention
+from sglang_sm120.host.conventions import (
+    CONVENTIONS,
+    CT_W4A4,
+    CT_W4A4_MOE,
+    FP4_UTILS,
+    MODELOPT,
+    MOE_UTILS,
+    OVERRIDES,
+    UNQUANTIZED,
+    Convention,
+)
 from sglang_sm120.host.patching import Patcher
 from sglang_sm120.host.source_probe import ModuleSource, argument_names, calls, enum_values
 
@@ -171,6 +181,17 @@ def _admission_seam(label: str, module: str, cls: str) -> Seam:
     )
 
 
+def _expert_seam(label: str, module: str, cls: str, quantization: str, *signatures: list[str]) -> Seam:
+    name = f"moe layer ({label})"
+    return Seam(
+        name,
+        module,
+        _has_function("__init__", *signatures, cls=cls),
+        "moe_patches:guard_layers",
+        {"cls": cls, "quantization": quantization, "seam": name},
+    )
+
+
 SEAMS: tuple[Seam, ...] = (
     Seam(
         "choices",
@@ -210,7 +231,48 @@ SEAMS: tuple[Seam, ...] = (
         "patches_linear:route_lm_head",
         since=Version("0.5.15"),
     ),
+    Seam(
+        "loaded",
+        "sglang.srt.model_loader.loader",
+        _has_function("load_weights_and_postprocess", ["model", "weights", "target_device"], cls="DefaultModelLoader"),
+        "unserved:wrap_load",
+    ),
     _admission_seam("ModelOpt", MODELOPT, "ModelOptFp4Config"),
     _admission_seam("compressed-tensors", CT_W4A4, "CompressedTensorsW4A4Fp4"),
     *(seam for convention in CONVENTIONS for seam in _linear_seams(convention)),
+    # Up to 0.5.15 what SGLang makes of auto runs on SM12x, and these two rules do not exist before that.
+    Seam(
+        "moe runner",
+        OVERRIDES,
+        _has_function("_moe_runner_backend_quant_constraints", ["view"]),
+        "moe_patches:choose_runner",
+        since=Version("0.5.16"),
+    ),
+    Seam(
+        "moe draft runner",
+        OVERRIDES,
+        _has_function("_speculative_moe_runner_default", ["view"]),
+        "moe_patches:choose_draft_runner",
+        since=Version("0.5.16"),
+    ),
+    Seam(
+        "moe start",
+        MOE_UTILS,
+        _all(
+            _has_function("initialize_moe_config", ["server_args"], []),
+            _has_function("get_moe_runner_backend", []),
+            _has_function("get_speculative_moe_runner_backend", []),
+        ),
+        "moe_patches:note_runners",
+    ),
+    _expert_seam("ModelOpt", MODELOPT, "ModelOptNvFp4FusedMoEMethod", "modelopt_fp4", ["self", "quant_config"]),
+    _expert_seam("compressed-tensors", CT_W4A4_MOE, "CompressedTensorsW4A4Nvfp4MoE", "compressed-tensors", ["self"]),
+    _expert_seam(
+        "unquantized",
+        UNQUANTIZED,
+        "UnquantizedFusedMoEMethod",
+        "unquantized",
+        ["self", "use_triton_kernels", "use_flashinfer_trtllm_moe"],
+        ["self", "use_triton_kernels", "use_flashinfer_trtllm_moe", "use_deep_gemm"],
+    ),
 )

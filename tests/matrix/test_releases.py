@@ -205,7 +205,7 @@ def test_before_plugins_existed_only_the_boot_hook_brings_us_in(
 def test_the_real_parser_accepts_our_values_and_still_refuses_others(
     release: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    kinds = {write_moe_config(tmp_path, kind).name: kind for kind in QUANTIZATION_CONFIGS}
+    kinds = {write_moe_config(tmp_path, kind).name: kind for kind in moe_runners_under_auto(release)}
     run = _arguments(
         release, checkpoint, ["auto", "flashinfer_cutlass", *OURS, "bogus"], SM120_MATRIX_MOE=str(tmp_path)
     )
@@ -234,14 +234,17 @@ def test_switched_off_the_release_is_as_published(
 
 
 def moe_runners_under_auto(release: str) -> dict[str, str]:
-    """What auto becomes on an RTX card. Up to 0.5.15 it ends in CUTLASS kernels of SGLang by itself."""
-    becomes = {
-        "modelopt_fp4": "flashinfer_cutlass",
-        "modelopt_mixed": "flashinfer_cutlass",
-        "nvfp4_weight_only": "marlin",
-    }
-    replaced = becomes if Version(release) >= Version("0.5.16") else {}
-    return {kind: replaced.get(kind, "auto") for kind in QUANTIZATION_CONFIGS}
+    """What auto becomes on an RTX card, by kind of checkpoint that the release can read.
+
+    Up to 0.5.15 it ends in CUTLASS kernels of SGLang by itself.
+    """
+    becomes = {"modelopt_fp4": "flashinfer_cutlass", "modelopt_mixed": "flashinfer_cutlass"}
+    becomes["nvfp4_weight_only"] = "marlin"
+    if Version(release) < Version("0.5.16"):
+        becomes = {}
+    since = {"modelopt_fp4": "0.5.9", "compressed-tensors": "0.5.9"}  # all others are mixed ModelOpt checkpoints
+    known = [kind for kind in QUANTIZATION_CONFIGS if Version(release) >= Version(since.get(kind, "0.5.10"))]
+    return {kind: becomes.get(kind, "auto") for kind in known}
 
 
 def _arguments(release: str, checkpoint: Path, values: list[str], **env: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 FOLDER = Path(os.environ["SM120_MATRIX_EVIDENCE"])
 CARD = (12, 0)
+RUNNERS = ("auto", "flashinfer_cutlass", "flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_cutedsl")
 VERSIONS = {
     "flashinfer": "0.7.2",
     "cuda": "13.0",
@@ -49,6 +50,9 @@ def _testify() -> None:
         if value != own and os.fork() == 0:
             _write(value, _resolve_again(value))
             os._exit(0)
+    if os.fork() == 0:
+        _write("moe", _make_expert_layers())
+        os._exit(0)
     while True:
         try:
             os.wait()
@@ -79,11 +83,9 @@ def _facts_of_this_process() -> dict[str, Any]:
 
 def _resolve_again(value: str) -> dict[str, Any]:
     """Resolve ``value`` as SGLang would on an RTX card, through SGLang's own function."""
-    from sglang_sm120.backends.record import HostFacts
     from sglang_sm120.host import resolution
 
-    facts = resolution.collect_facts()
-    card = HostFacts(CARD, {**facts.versions, **VERSIONS}, device_name="an RTX card (passed in)")
+    card = _card()
     resolution.collect_facts = lambda gpu=None: card  # type: ignore[assignment]
     scheduler = sys.modules["sglang.srt.managers.scheduler"]
     _set_value(value)
@@ -93,6 +95,53 @@ def _resolve_again(value: str) -> dict[str, Any]:
     except ValueError as error:  # a value of the table that this release's enum does not have: cutlass from 0.5.16 on
         return {"unknown to SGLang": str(error), "refusal": None, "states": {}}
     return _facts_of_this_process()
+
+
+def _card() -> Any:
+    from sglang_sm120.backends.record import HostFacts
+    from sglang_sm120.host import resolution
+
+    versions = {**resolution.collect_facts().versions, **VERSIONS}
+    return HostFacts(CARD, versions, device_name="an RTX card (passed in)")
+
+
+def _make_expert_layers() -> dict[str, Any]:
+    """For each MoE runner and each expert class of SGLang: our refusal, or what SGLang itself made of it."""
+    from sglang_sm120.errors import UnsupportedError
+    from sglang_sm120.host.state import STATE
+
+    STATE.facts = _card()
+    scheduler = sys.modules["sglang.srt.managers.scheduler"]
+    makers = _expert_classes()
+    found: dict[str, Any] = {}
+    for value in RUNNERS:
+        _set_value(value, "moe_runner_backend")
+        try:
+            scheduler.initialize_moe_config(*([_ARGUMENTS] if _takes_arguments(scheduler) else []))
+        except ValueError as error:  # this release has no such runner
+            found[value] = {"unknown to SGLang": str(error)}
+            continue
+        found[value] = {}
+        for name, make in makers.items():
+            try:
+                make()
+                found[value][name] = "made"
+            except UnsupportedError as refused:
+                found[value][name] = f"refused: {refused}"
+            except Exception as error:  # noqa: BLE001 - a GPU is missing: SGLang's own constructor was reached
+                found[value][name] = f"SGLang: {error}"
+    return {"runners": found}
+
+
+def _expert_classes() -> dict[str, Any]:
+    from sglang.srt.layers.quantization import modelopt_quant, unquant
+    from sglang.srt.layers.quantization.compressed_tensors.schemes import compressed_tensors_w4a4_nvfp4_moe as ct
+
+    return {
+        "ModelOpt": lambda: modelopt_quant.ModelOptNvFp4FusedMoEMethod(None),
+        "compressed-tensors": ct.CompressedTensorsW4A4Nvfp4MoE,
+        "unquantized": unquant.UnquantizedFusedMoEMethod,
+    }
 
 
 def _takes_arguments(scheduler: Any) -> bool:
@@ -118,23 +167,23 @@ def _read_value() -> str:
     return value
 
 
-def _set_value(value: str) -> None:
-    _force(_ARGUMENTS, value)
+def _set_value(value: str, field: str = "fp4_gemm_runner_backend") -> None:
+    _force(_ARGUMENTS, field, value)
     try:
         from sglang.srt.runtime_context import get_exec
     except ImportError:
         return  # 0.5.18 and older read the arguments themselves
-    _force(get_exec().kernel, value)
+    _force(get_exec().kernel if field.startswith("fp4") else get_exec().moe, field, value)
 
 
-def _force(holder: Any, value: str) -> None:
+def _force(holder: Any, field: str, value: str) -> None:
     """Set the field whether ``holder`` is a dataclass, frozen or not, or (0.5.20 and later) a msgspec struct."""
     try:
-        object.__setattr__(holder, "fp4_gemm_runner_backend", value)
+        object.__setattr__(holder, field, value)
     except TypeError:
         import msgspec
 
-        msgspec.structs.force_setattr(holder, "fp4_gemm_runner_backend", value)
+        msgspec.structs.force_setattr(holder, field, value)
 
 
 def _write(value: str, facts: dict[str, Any]) -> None:

@@ -1,0 +1,103 @@
+"""Can a MoE runner serve NVFP4 experts here, and which one should? Pure functions from facts to a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from sglang_sm120.backends.moe_record import Quantization, Recommendation, Route
+from sglang_sm120.backends.moe_table import MOE_AUTO, MOE_RUNNERS, ROUTES
+from sglang_sm120.backends.record import CAPABILITIES, HostFacts, Verdict
+from sglang_sm120.backends.verdict import holds, judge
+
+AUTO = "auto"
+
+
+def route_of(value: str, quantization: Quantization, facts: HostFacts) -> Route | None:
+    """Return what the installed SGLang runs for a value, ``None`` if the table does not know.
+
+    A SGLang whose version cannot be told counts as the newest one.
+    """
+    release = _release(facts)
+    for route in ROUTES:
+        named = route.values is None or value in route.values
+        if quantization in route.quantizations and named and SpecifierSet(route.releases).contains(release):
+            return route
+    return None
+
+
+def moe_verdict(value: str, quantization: Quantization, facts: HostFacts) -> Verdict | None:
+    """Judge ``--moe-runner-backend VALUE`` for one kind of experts.
+
+    Args:
+        value: any value of SGLang's list, ``auto`` included.
+        quantization: how the experts are stored.
+        facts: the machine and the installed packages; ``facts.versions["sglang"]`` is the release.
+
+    Returns:
+        The verdict of the runner that SGLang really takes, under the name ``value``; ``None`` if the table has no
+        facts about it (a value of another plugin, say), which is no objection.
+    """
+    route = route_of(value, quantization, facts)
+    if route is None:
+        return None
+    if route.runner is None:
+        return Verdict(value, "unsupported", route.effect, "", route.source)
+    judged = judge(MOE_RUNNERS[route.runner], facts)
+    # "take another value" is what the callers of this function say better: they name one.
+    remedy = "" if judged.remedy.startswith("take ") else judged.remedy
+    reason = judged.reason
+    if route.runner != value and judged.status != "ok":
+        reason = f"SGLang {_release(facts)} serves these experts with {route.runner}, which {reason}"
+    return replace(judged, backend=value, reason=reason, remedy=remedy)
+
+
+def recommend_moe_runner(facts: HostFacts, quantization: Quantization) -> Recommendation | None:
+    """Return the runner to start with on SM12x: what ``auto`` should end in.
+
+    Args:
+        facts: capability and installed versions; ``facts.versions["sglang"]`` is the release.
+        quantization: how the experts are stored.
+
+    Returns:
+        The first entry of ``MOE_AUTO`` that runs here; ``None`` if there is none, or if this is no SM12x card that
+        the table knows.
+    """
+    if not is_ours_to_judge(facts):
+        return None
+    for preference in MOE_AUTO.get(quantization, ()):
+        route, judged = (
+            route_of(preference.value, quantization, facts),
+            moe_verdict(preference.value, quantization, facts),
+        )
+        if route is None or route.runner is None or judged is None or judged.status != "ok":
+            continue
+        if all(holds(bound, facts) for bound in preference.when):
+            return Recommendation(preference.value, route.runner, preference.reason, preference.source, judged)
+    return None
+
+
+def working_runners(quantization: Quantization, facts: HostFacts) -> list[str]:
+    """Return the values that serve these experts here with the kernels they name, in the table's order."""
+    found = []
+    for value, record in MOE_RUNNERS.items():
+        route, judged = route_of(value, quantization, facts), moe_verdict(value, quantization, facts)
+        serves_itself = route is not None and route.runner == value
+        exists = record.native_since is not None and _release(facts) >= Version(record.native_since)
+        if serves_itself and exists and judged is not None and judged.status == "ok":
+            found.append(value)
+    return found
+
+
+def is_ours_to_judge(facts: HostFacts) -> bool:
+    """Whether the card is an SM12x that the table has rows for; on every other card SGLang is left alone."""
+    return facts.is_sm12x and facts.capability in CAPABILITIES
+
+
+def _release(facts: HostFacts) -> Version:
+    try:
+        return Version(Version(facts.versions.get("sglang", "")).base_version)
+    except InvalidVersion:
+        return Version("999")

@@ -1,0 +1,198 @@
+"""From SGLang's arguments to a MoE runner that works, and from an expert layer to a refusal.
+
+Two places, because two things are known at different times. While the arguments are resolved, in the process that was
+started, ``auto`` can still become another runner: everything that depends on the runner is decided afterwards. Whether
+a model has NVFP4 experts at all is known only when its layers are made, in the scheduler, before weights load: there a
+runner that cannot serve them is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_sm120 import env
+from sglang_sm120.backends.moe_record import NVFP4_QUANTIZATIONS, Quantization
+from sglang_sm120.backends.moe_verdict import (
+    AUTO,
+    is_ours_to_judge,
+    moe_verdict,
+    recommend_moe_runner,
+    working_runners,
+)
+from sglang_sm120.backends.record import HostFacts, Verdict
+from sglang_sm120.device import installed_versions
+from sglang_sm120.errors import UnsupportedError, bad_value
+from sglang_sm120.host.nvml import compute_capabilities
+from sglang_sm120.host.state import STATE
+
+logger = logging.getLogger("sglang_sm120")
+
+RUNNER, DRAFT_RUNNER = "moe_runner_backend", "speculative_moe_runner_backend"
+FLAG, DRAFT_FLAG = "--moe-runner-backend", "--speculative-moe-runner-backend"
+
+#: Any of these in a model's configuration makes it a MoE model for SGLang (Scheduler.init_moe_gemm_config).
+_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk")
+
+
+@dataclass
+class Runners:
+    """What the scheduler of this process starts with; written once, before its model is made."""
+
+    target: str | None = None
+    draft: str | None = None
+    quantization: Quantization | None = None
+
+
+RUNNERS = Runners()
+
+
+def choose_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
+    """Let ``auto`` end in a runner that works, where what SGLang makes of it does not.
+
+    Args:
+        view: SGLang's read-only view of the arguments, resolved up to this point.
+        declared: what SGLang's own rule decided.
+
+    Returns:
+        ``declared``, with our choice in it where it replaces ``auto``. A value that was named, by the user or for the
+        model by SGLang, is never changed.
+    """
+    if declared.get(RUNNER, getattr(view, RUNNER)) != AUTO or not env.take_auto():
+        return declared
+    facts, quantization = facts_of_arguments(view), quantization_of(model_config_of(view))
+    if quantization is None or not is_ours_to_judge(facts) or not _objections(AUTO, (quantization,), facts):
+        return declared
+    choice = recommend_moe_runner(facts, quantization)
+    if choice is None:
+        return declared  # the first layer with NVFP4 experts says why
+    logger.info(
+        "%s auto becomes %s for %s: %s (%s).", FLAG, choice.value, quantization, choice.reason, choice.source.ref
+    )
+    return {**declared, RUNNER: choice.value}
+
+
+def choose_draft_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
+    """Keep a draft model from inheriting a runner that cannot serve it.
+
+    Its experts are stored like the target's or, usually, unquantized; the runner must not be known to fail for either.
+    """
+    inherited = declared.get(DRAFT_RUNNER)
+    if inherited in (None, AUTO) or view.speculative_algorithm is None or not env.take_auto():
+        return declared
+    facts, quantization = facts_of_arguments(view), quantization_of(model_config_of(view))
+    kinds: tuple[Quantization, ...] = ("unquantized",) if quantization is None else ("unquantized", quantization)
+    if not is_ours_to_judge(facts) or not _objections(inherited, kinds, facts):
+        return declared
+    choice = recommend_moe_runner(facts, quantization) if quantization is not None else None
+    taken = choice.value if choice is not None else AUTO
+    logger.warning(
+        "The draft model does not inherit %s %s, which does not run here; it gets %s.", FLAG, inherited, taken
+    )
+    return {**declared, DRAFT_RUNNER: taken}
+
+
+def note_runners(target: str, draft: str, model_config: Any | None) -> None:
+    """Remember what the scheduler starts with, for messages."""
+    RUNNERS.target, RUNNERS.draft = target, draft
+    RUNNERS.quantization = quantization_of(model_config) if model_config is not None else None
+
+
+def check_layer(value: str, quantization: Quantization) -> None:
+    """Judge the runner of one expert layer that is about to be made.
+
+    Args:
+        value: the runner in force, of the target or of the draft model, whichever is being made.
+        quantization: how the layer stores its experts.
+
+    Raises:
+        UnsupportedError: the runner cannot serve it here, and ``SGLANG_SM120_ALLOW_UNSAFE`` is off.
+    """
+    facts = STATE.facts
+    if facts is None or not is_ours_to_judge(facts) or (value == AUTO and not env.take_auto()):
+        return
+    if quantization == "modelopt_fp4" and RUNNERS.quantization in NVFP4_QUANTIZATIONS:
+        quantization = RUNNERS.quantization  # one class of SGLang serves all of ModelOpt's kinds
+    judged = moe_verdict(value, quantization, facts)
+    if judged is None:
+        return
+    if judged.status == "ok":
+        for warning in judged.warnings:
+            STATE.warn_once(warning, warning)
+        return
+    text = refusal(judged, quantization, facts)
+    if not env.allow_unsafe():
+        raise UnsupportedError(text)
+    STATE.warn_once(text, text)
+
+
+def refusal(judged: Verdict, quantization: Quantization, facts: HostFacts) -> str:
+    """Word a refusal: argument, value, reason, and what to do instead."""
+    flag = DRAFT_FLAG if judged.backend == RUNNERS.draft != RUNNERS.target else FLAG
+    steps = [judged.remedy] if judged.remedy else []
+    instead = _alternative(judged.backend, quantization, facts)
+    if instead is not None:
+        steps.append(f"use {flag} {instead} instead")
+    steps.append(f"set {env.ALLOW_UNSAFE}=1 to start all the same")
+    source = f" ({judged.source.ref})" if judged.source is not None else ""
+    return bad_value(
+        flag, judged.backend, f"for {quantization} experts: {judged.reason}{source}; {', or '.join(steps)}"
+    )
+
+
+def facts_of_arguments(view: Any) -> HostFacts:
+    """Collect what can be known while arguments are resolved, without a CUDA context and without FlashInfer.
+
+    The scheduler judges again, with the facts of its own GPU.
+    """
+    cards = compute_capabilities() if view.device in (None, "cuda") else []
+    index = view.base_gpu_id
+    return HostFacts(cards[index] if index < len(cards) else None, installed_versions())
+
+
+def model_config_of(view: Any) -> Any:
+    """Return SGLang's ``ModelConfig`` of the target; it has been made and kept before this point."""
+    if hasattr(view, "get_model_config"):
+        return view.get_model_config()  # up to 0.5.18
+    from sglang.srt.arg_groups.model_override_base import model_config_of as look_up
+
+    return look_up(view)
+
+
+def quantization_of(model_config: Any) -> Quantization | None:
+    """Return how a model stores its NVFP4 experts, ``None`` if SGLang's configuration does not say that it has any.
+
+    ``compressed-tensors`` may be another format than NVFP4; its own class decides that when a layer is made.
+    """
+    if not any(hasattr(model_config.hf_text_config, name) for name in _EXPERTS):
+        return None
+    name = model_config.quantization
+    if name == "modelopt_mixed":
+        return _mixed_experts(model_config.hf_config)
+    if name == "fp8" and getattr(model_config, "nvfp4_moe_meta", None) is None:
+        return None
+    return name if name in NVFP4_QUANTIZATIONS else None
+
+
+def _mixed_experts(hf_config: Any) -> Quantization | None:
+    """Read which of its algorithms a mixed ModelOpt checkpoint uses for the experts; NVFP4 if it does not say."""
+    described = getattr(hf_config, "quantization_config", None)
+    layers = described.get("quantized_layers", {}) if isinstance(described, dict) else {}
+    algorithms = {str(layer.get("quant_algo")).upper() for name, layer in layers.items() if ".experts" in name}
+    if not algorithms or "NVFP4" in algorithms:
+        return "modelopt_mixed"
+    return "nvfp4_weight_only" if "W4A16_NVFP4" in algorithms else None
+
+
+def _objections(value: str, kinds: tuple[Quantization, ...], facts: HostFacts) -> list[Verdict]:
+    verdicts = [moe_verdict(value, kind, facts) for kind in kinds]
+    return [judged for judged in verdicts if judged is not None and judged.status != "ok"]
+
+
+def _alternative(value: str, quantization: Quantization, facts: HostFacts) -> str | None:
+    if quantization == "unquantized":
+        return "triton"
+    choice = recommend_moe_runner(facts, quantization)
+    named = [choice.value] if choice is not None else working_runners(quantization, facts)
+    return next((other for other in named if other != value), None)
