@@ -7,12 +7,13 @@ copied here.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from importlib import util
 from pathlib import Path
 
 import pytest
+
+from tests.support import cuda_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAITS = Path("cute", "atom", "mma_traits_sm120.hpp")
@@ -32,12 +33,10 @@ def test_our_register_tables_are_cutlass_ones(tmp_path: Path) -> None:
     include = header_folder()
     if include is None:
         pytest.skip("no CUTLASS headers: install nvidia-cutlass or set CUTLASS_INCLUDE")
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not on PATH")
     program = tmp_path / "check"
     sources = ["tests/kernels/cutlass_check.cu", "csrc/emulation/mma_model.cc", "csrc/emulation/formats.cc"]
     command = [
-        "nvcc",
+        cuda_tools.program("nvcc"),
         "-std=c++20",
         "-arch=sm_120f",
         f"-I{include}",

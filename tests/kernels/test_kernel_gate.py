@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.support import cuda_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE = ROOT / "tools" / "kernel_gate.py"
@@ -62,7 +62,5 @@ def test_each_violation_is_named(gate: ModuleType, at: int, replacement: tuple[s
 
 
 def test_our_kernels_pass() -> None:
-    if shutil.which("nvcc") is None or shutil.which("nvdisasm") is None:
-        pytest.skip("nvcc or nvdisasm is not on PATH")
-    done = subprocess.run([sys.executable, str(GATE)], capture_output=True, text=True, env=os.environ.copy())
+    done = subprocess.run([sys.executable, str(GATE)], capture_output=True, text=True, env=cuda_tools.environ())
     assert done.returncode == 0, done.stdout + done.stderr

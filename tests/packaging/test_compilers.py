@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import pytest
 from sglang_sm120 import env
 from sglang_sm120.build import compiler, driver, loader, manifest, spec, toolchain
 from sglang_sm120.errors import UnsupportedError
-from tests.packaging.environments import ROOT, clean_environ
+from tests.packaging.environments import ROOT
+from tests.support import cuda_tools
 
 
 @pytest.fixture
@@ -147,20 +147,11 @@ def test_no_driver_is_its_own_message(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the real compiler -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> toolchain.Toolchain:
+@pytest.fixture
+def real(monkeypatch: pytest.MonkeyPatch) -> toolchain.Toolchain:
     """This machine's compiler, or the one in NVIDIA's wheels."""
-    toolchain.find_toolchain.cache_clear()
-    try:
-        return toolchain.find_toolchain()
-    except UnsupportedError:
-        folder = tmp_path_factory.mktemp("cuda")
-        command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), *spec.CUDA_WHEELS]
-        subprocess.run(command, check=True, env=clean_environ())
-        home = next(folder.glob("nvidia/cu13"))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CUDA_HOME", str(home))
-            return toolchain.find_toolchain()
+    monkeypatch.setenv("PATH", cuda_tools.search_path())
+    return toolchain.find_toolchain()
 
 
 def test_the_sources_compile_for_one_card_and_the_library_answers(real: toolchain.Toolchain, tmp_path: Path) -> None:

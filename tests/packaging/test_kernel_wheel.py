@@ -8,9 +8,7 @@ import hashlib
 import json
 import platform
 import re
-import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -18,12 +16,12 @@ import pytest
 
 import sglang_sm120
 from sglang_sm120.build import portability, spec
-from tests.packaging.environments import Env, clean_environ
+from tests.packaging.environments import Env
+from tests.support import cuda_tools
 
 MAX_WHEEL_BYTES = 5_000_000
 LIBRARY = "sglang_sm120/prebuilt/libsm120_kernels.so"
 MANIFEST = "sglang_sm120/prebuilt/libsm120_kernels.json"
-CUOBJDUMP = "nvidia-cuda-cuobjdump==13.2.*"
 
 #: Loads the library the way ``build.load`` does, but without asking for a driver, and calls into it.
 CALL = """
@@ -42,18 +40,6 @@ except TypeError as error:
 def library(kernel_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(kernel_wheel) as archive:
         return Path(archive.extract(LIBRARY, tmp_path_factory.mktemp("library")))
-
-
-@pytest.fixture(scope="module")
-def cuobjdump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """NVIDIA's reader of GPU code in libraries: the machine's, or the one in their wheel."""
-    found = shutil.which("cuobjdump")
-    if found is not None:
-        return Path(found)
-    folder = tmp_path_factory.mktemp("cuobjdump")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), CUOBJDUMP]
-    subprocess.run(command, check=True, env=clean_environ())
-    return next(folder.glob("nvidia/*/bin/cuobjdump"))
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +115,8 @@ def test_it_is_small_and_holds_nothing_more_than_the_other(kernel_wheel: Path, w
         assert set(ours.namelist()) - set(pure.namelist()) == {LIBRARY, MANIFEST}
 
 
-def test_every_unit_with_gpu_code_has_it_for_every_target(library: Path, cuobjdump: Path, source: Path) -> None:
-    command = [str(cuobjdump), "--list-elf", "--list-ptx", str(library)]
+def test_every_unit_with_gpu_code_has_it_for_every_target(library: Path, source: Path) -> None:
+    command = [cuda_tools.program("cuobjdump"), "--list-elf", "--list-ptx", str(library)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     binaries = re.findall(r": \w+\.sm_(\w+)\.cubin", listing)
     kernels = sum(unit.suffix == ".cu" for unit in spec.units(source / "csrc"))
