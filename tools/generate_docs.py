@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -13,7 +14,8 @@ sys.path.insert(0, str(ROOT))
 
 from sglang_sm120 import env  # noqa: E402 - the repository's own package, wherever this script is started from
 from sglang_sm120.backends import AUTO_ORDER, BACKENDS  # noqa: E402
-from sglang_sm120.backends.record import Capability, CapabilityRow, Fault, Requirement  # noqa: E402
+from sglang_sm120.backends.moe_table import MOE_AUTO, MOE_RUNNERS, ROUTES  # noqa: E402
+from sglang_sm120.backends.record import Backend, Capability, CapabilityRow, Fault, Requirement  # noqa: E402
 from sglang_sm120.dispatch import PRECEDENCE  # noqa: E402
 
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -67,18 +69,18 @@ def _row_cells(row: CapabilityRow) -> tuple[str, str, str, str]:
     )
 
 
-def _absences() -> str:
+def _absences(records: Mapping[str, Backend] = BACKENDS) -> str:
     rows = [
         [f"`{record.value}`", _capabilities(absence.capabilities), absence.reason, absence.source.ref]
-        for record in BACKENDS.values()
+        for record in records.values()
         for absence in record.absent
     ]
     return _table(["value", "capability", "why", "source"], rows)
 
 
-def _faults() -> str:
+def _faults(records: Mapping[str, Backend] = BACKENDS) -> str:
     affected: dict[Fault, list[str]] = {}
-    for record in BACKENDS.values():
+    for record in records.values():
         for fault in record.faults:
             affected.setdefault(fault, []).append(f"`{record.value}`")
     rows = [
@@ -102,6 +104,38 @@ def _auto() -> str:
     return _table(["value", "if", "why", "source"], rows)
 
 
+def _moe_runners() -> str:
+    rows = []
+    for record in MOE_RUNNERS.values():
+        grouped: dict[tuple[str, str], list[Capability]] = {}
+        for row in record.rows:
+            needs, _, _, sources = _row_cells(row)
+            grouped.setdefault((needs, sources), []).append(row.capability)
+        rows += [
+            [f"`{record.value}`", record.summary, f"≥ {record.native_since}", _capabilities(found), needs, sources]
+            for (needs, sources), found in grouped.items()
+        ]
+    return _table(["value", "what it is", "SGLang", "capability", "needs", "sources"], rows)
+
+
+def _moe_routes() -> str:
+    rows = []
+    for route in ROUTES:
+        values = ", ".join(f"`{value}`" for value in route.values) if route.values else "every other value"
+        runs = f"`{route.runner}`" if route.runner else route.effect
+        rows.append([", ".join(route.quantizations), values, route.releases or "every", runs, route.source.ref])
+    return _table(["experts", "value", "SGLang", "what runs", "source"], rows)
+
+
+def _moe_auto() -> str:
+    rows = [
+        [quantization, f"`{p.value}`", _bounds(p.when), p.reason, p.source.ref]
+        for quantization, preferences in MOE_AUTO.items()
+        for p in preferences
+    ]
+    return _table(["experts", "value", "if", "why", "source"], rows)
+
+
 def _precedence() -> str:
     written = {"default": "`auto`: see [what auto takes](backends.md#what-auto-takes-on-sm12x)"}
     rows = [
@@ -122,6 +156,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "absences": _absences,
     "faults": _faults,
     "auto": _auto,
+    "moe_runners": _moe_runners,
+    "moe_absences": partial(_absences, MOE_RUNNERS),
+    "moe_faults": partial(_faults, MOE_RUNNERS),
+    "moe_routes": _moe_routes,
+    "moe_auto": _moe_auto,
     "precedence": _precedence,
     "variables": _variables,
 }
