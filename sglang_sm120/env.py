@@ -42,7 +42,7 @@ VARIABLES: tuple[Variable, ...] = (
         "0",
         "`1` switches the whole package off, whichever way it was loaded; SGLang runs unchanged.",
     ),
-    Variable(AUTO, "switch", "1", "`0` leaves `--fp4-gemm-backend auto` to SGLang."),
+    Variable(AUTO, "switch", "1", "`0` leaves `--fp4-gemm-backend auto` and `--moe-runner-backend auto` to SGLang."),
     Variable(
         ALLOW_UNSAFE,
         "switch",
