@@ -2,7 +2,7 @@
 
 ``install()`` must know that *every* seam matches before it patches the first one, but the modules that hold
 the seams pull in torch and are imported much later, some of them only in a child process. Their source is on
-disk already; parsing the six files takes about 50 ms (``benchmarks/startup.py``).
+disk already; parsing the ten or so files takes about 80 ms (``benchmarks/startup.py``).
 """
 
 from __future__ import annotations
