@@ -10,8 +10,10 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sglang_sm120 import build
 from sglang_sm120.backends.record import Capability, HostFacts
 from sglang_sm120.backends.table import FLASHINFER_NAMES
+from sglang_sm120.errors import Sm120Error
 
 #: Where the version of a package key is found, without importing the package.
 DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
@@ -20,6 +22,7 @@ DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     "cutlass_dsl": ("nvidia-cutlass-dsl",),
+    "tvm_ffi": ("apache-tvm-ffi",),
 }
 T = TypeVar("T")
 
@@ -48,6 +51,7 @@ def collect_facts(device: int | None = None) -> HostFacts:
     problems: dict[str, str] = {}
     capability, name = _ask_torch(device, versions, problems)
     support = _ask_flashinfer(capability, versions, problems)
+    _ask_our_kernels(capability, versions, problems)
     if "cuda" in versions:
         versions.setdefault("cuda_toolkit", versions["cuda"])
     return HostFacts(
@@ -148,6 +152,16 @@ def _ask_flashinfer(
     if problem is not None:
         problems["flashinfer"] = f"its mm_fp4 cannot be asked what it supports ({problem})"
     return support or {}
+
+
+def _ask_our_kernels(capability: Capability | None, versions: dict[str, str], problems: dict[str, str]) -> None:
+    """Find the CUDA version that our kernels are, or would be, compiled with; without a GPU nobody needs them."""
+    if capability is None:
+        return
+    try:
+        versions["kernels_cuda"] = "{}.{}".format(*build.cuda_version(capability))
+    except Sm120Error as error:
+        problems["kernels_cuda"] = str(error)
 
 
 def _import(key: str, versions: dict[str, str], problems: dict[str, str]) -> Any | None:

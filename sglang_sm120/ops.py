@@ -46,6 +46,18 @@ def implementation(backend: str) -> ModuleType:
     return import_module(record.implementation)
 
 
+def start(backend: str, device: torch.device) -> None:
+    """Let a backend of ours load what its first call would load; its module may have a function ``start(device)``.
+
+    Raises:
+        ConfigError: ``backend`` is not one of ours.
+        UnsupportedError: what it needs is missing on this machine.
+    """
+    load: Callable[[torch.device], None] | None = getattr(implementation(backend), "start", None)
+    if load is not None:
+        load(device)
+
+
 def _linear(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Compile the kernels and the emulated machine into one shared library, once for each content of the sources."""
+"""Compile kernels, launchers and the emulated machine into one shared library, once for each state of the sources."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def library_path() -> Path:
     found = compiler()
     if found is None:
         raise RuntimeError("no C++ compiler: install g++ to run the kernels on the CPU")
-    sources = [ROOT / "cpu_host" / "kernels" / "library.cc", *sorted((ROOT / "csrc" / "emulation").glob("*.cc"))]
-    headers = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cuh"})
+    here, csrc = ROOT / "cpu_host" / "kernels", ROOT / "csrc"
+    sources = [here / "library.cc", *sorted((csrc / "emulation").glob("*.cc")), *sorted(csrc.rglob("*.cu"))]
+    headers = [p for folder in (here, csrc) for p in sorted(folder.rglob("*")) if p.suffix in {".h", ".cuh"}]
     digest = hashlib.sha256(" ".join((found, *_FLAGS)).encode())
     for file in (*sources, *headers):
         digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
@@ -40,7 +41,8 @@ def library_path() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             scratch = library.with_suffix(".tmp")
-            command = [found, *_FLAGS, f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(scratch)]
+            command = [found, *_FLAGS, f"-I{csrc}", f"-I{here / 'cuda'}", "-x", "c++", *map(str, sources)]
+            command += ["-o", str(scratch)]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode != 0:
                 raise RuntimeError(f"compiling the kernels for the CPU failed:\n{done.stderr[-4000:]}")

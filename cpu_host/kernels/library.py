@@ -26,7 +26,6 @@ class EmulatedLibrary:
         self._gemm.argtypes = [*[_ADDRESS] * 7, *[_INT] * 5, _LONG, _INT, _INT]
         self._quantize = library.sm120_emulated_quantize
         self._quantize.argtypes = [*[_ADDRESS] * 4, _LONG, *[_INT] * 5]
-        self._gemm.restype = self._quantize.restype = None
         self._lock = threading.Lock()
 
     def nvfp4_gemm_skinny(
@@ -57,11 +56,12 @@ class EmulatedLibrary:
             _require(bias.dtype == out.dtype and bias.numel() == n, "bias must be N values of out's dtype")
             _require(bias.is_contiguous() and _starts_at(bias, 4), "bias must be contiguous and 4-byte aligned")
         with self._lock:
-            self._gemm(
+            error = self._gemm(
                 *map(_address, (a, a_scale, b, b_scale, alpha, bias, out)),
                 m, n, 2 * half_k, half_k, b.stride(0) if n > 1 else half_k, n,
                 int(alpha.numel() == n and n > 1), int(out.dtype == torch.float16),
             )  # fmt: skip
+        _check("the GEMM", error)
 
     def nvfp4_quantize(
         self,
@@ -79,15 +79,21 @@ class EmulatedLibrary:
         _require(x.stride(1) == 1 and (m <= 1 or x.stride(0) % 8 == 0) and _starts_at(x, 16), "x rows must be aligned")
         _require(global_scale.dtype == torch.float32 and global_scale.numel() == 1, "global_scale must be one float32")
         with self._lock:
-            self._quantize(
+            error = self._quantize(
                 *map(_address, (x, global_scale, codes, scales)),
                 x.stride(0), m, k, int(x.dtype == torch.float16), int(swizzled), int(exact),
             )  # fmt: skip
+        _check("the quantizer", error)
 
 
 def _require(condition: bool, remedy: str) -> None:
     if not condition:
         raise ValueError(remedy)
+
+
+def _check(what: str, error: int) -> None:
+    if error != 0:
+        raise RuntimeError(f"launching {what} failed: cudaError_t {error}")
 
 
 def _starts_at(tensor: torch.Tensor, multiple: int) -> bool:

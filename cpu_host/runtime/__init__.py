@@ -7,16 +7,19 @@ part waits for the module it concerns.
 ``SM120_CPU_HOST_STANDINS`` forces the stand-ins on (1) or off (0); without it they are for machines that have no
 NVIDIA driver. ``SM120_CPU_HOST_EVIDENCE`` is a folder: the process that runs the model writes there what it
 counted. ``SM120_CPU_HOST_MUTATION`` is a file whose content names a mistake to plant into the backend, for the
-negative controls of the tests; see :mod:`cpu_host.runtime.mutations`.
+negative controls of the tests; see :mod:`cpu_host.runtime.mutations`. ``SM120_CPU_HOST_KERNELS`` is the library of
+``cpu_host.kernels.build``, with which the value ``sm120`` runs without a GPU.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 EVIDENCE_VARIABLE = "SM120_CPU_HOST_EVIDENCE"
 MUTATION_VARIABLE = "SM120_CPU_HOST_MUTATION"
 STANDINS_VARIABLE = "SM120_CPU_HOST_STANDINS"
+KERNELS_VARIABLE = "SM120_CPU_HOST_KERNELS"
 
 _armed = False
 
@@ -33,6 +36,10 @@ def arm() -> None:
         standins.arm()
         torchvision_ops.arm()
         sglang_patches.arm()
+    if os.environ.get(KERNELS_VARIABLE):
+        from cpu_host.runtime import emulated_kernels
+
+        emulated_kernels.arm(Path(os.environ[KERNELS_VARIABLE]))
     if os.environ.get(EVIDENCE_VARIABLE) or os.environ.get(MUTATION_VARIABLE):
         from cpu_host.runtime import evidence
 

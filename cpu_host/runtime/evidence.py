@@ -24,7 +24,7 @@ from typing import Any
 
 from cpu_host.runtime import EVIDENCE_VARIABLE, MUTATION_VARIABLE, after_import, mutations
 
-_BACKEND = "sglang_sm120.backends.torch_reference"
+_BACKENDS = ("sglang_sm120.backends.torch_reference", "sglang_sm120.native")
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _MODELOPT = "sglang.srt.layers.quantization.modelopt_quant"
 _FP4_UTILS = "sglang.srt.layers.quantization.fp4_utils"
@@ -63,7 +63,8 @@ _COUNTER = _Counter()
 
 
 def arm() -> None:
-    after_import.after(_BACKEND, _watch_backend)
+    for backend in _BACKENDS:
+        after_import.after(backend, _watch_backend)
     after_import.after(_MODELOPT, _watch_flashinfer)
     after_import.after(_RUNNER, _watch_runner)
 

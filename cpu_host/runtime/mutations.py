@@ -29,7 +29,8 @@ def _alpha(weight: Any, weight_scale: Any, alpha: Any) -> tuple[Any, Any, Any]:
 
 def _nibbles(weight: Any, weight_scale: Any, alpha: Any) -> tuple[Any, Any, Any]:
     """The two codes of each byte swapped."""
-    return (weight >> 4) | (weight << 4), weight_scale, alpha
+    swapped = weight.new_empty_strided(weight.shape, weight.stride())  # rows stay where kernels can read them
+    return swapped.copy_((weight >> 4) | (weight << 4)), weight_scale, alpha
 
 
 MUTATIONS: dict[str, Mutation] = {"swizzle": _swizzle, "alpha": _alpha, "nibbles": _nibbles}

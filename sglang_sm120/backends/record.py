@@ -35,7 +35,8 @@ class Requirement:
 
     ``package`` is a key of :attr:`HostFacts.versions`: ``sglang``, ``flashinfer``, ``torch``, ``cuda`` (the
     toolkit version torch was built with), ``cuda_toolkit`` (the nvcc that FlashInfer compiles with; the same as
-    ``cuda`` where that is unknown), ``cudnn``, ``cutlass_dsl``, ``driver``.
+    ``cuda`` where that is unknown), ``kernels_cuda`` (the toolkit that our own kernels are compiled with), ``tvm_ffi``,
+    ``cudnn``, ``cutlass_dsl``, ``driver``.
     """
 
     package: str

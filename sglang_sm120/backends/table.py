@@ -339,6 +339,59 @@ _TORCH_REFERENCE = Backend(
     implementation="sglang_sm120.backends.torch_reference",
 )
 
+
+def _test(ref: str) -> Source:
+    return Source("test", ref)
+
+
+_PTX = _code("cuda 13.0 PTX ISA (mma.sync m16n8k16 from sm_80; clusters, st.async, griddepcontrol from sm_90)")
+#: What is shown on each capability: the kernels ran on 9.0, their machine code for 12.x is checked, nothing ran on the
+#: others.
+_KERNELS_SHOWN_BY: dict[Capability, Source] = {
+    (8, 0): _PTX,
+    (9, 0): _test("tests/gpu/test_backends_cuda.py"),
+    (10, 0): _PTX,
+    (10, 3): _PTX,
+    (12, 0): _test("tests/kernels/test_kernel_gate.py"),
+    (12, 1): _test("tests/kernels/test_kernel_gate.py"),
+}
+_CUDA_13_DRIVER = Fault(
+    name="kernels-need-driver-580",
+    capabilities=CAPABILITIES,
+    when=(
+        Requirement("kernels_cuda", ">=13.0", _code("cuda 13.0 minor version compatibility, table 1")),
+        Requirement("driver", "<580", _code("cuda 13.0 minor version compatibility, table 1")),
+    ),
+    effect="its kernels are compiled with CUDA 13, whose programs need an NVIDIA driver >= 580",
+    remedy="install an NVIDIA driver >= 580",
+    severity="refuse",
+    source=_code("cuda 13.0 minor version compatibility, table 1"),
+)
+
+_SM120 = Backend(
+    value="sm120",
+    enum_name="SM120",
+    provider="sglang_sm120",
+    summary="CUDA kernels of this package, meant for few rows; exact with fused projections of different scales",
+    rows=tuple(
+        CapabilityRow(
+            capability,
+            source,
+            requires=(
+                Requirement("tvm_ffi", ">=0.1.9,<0.2", _test("tests/gpu/test_backends_cuda.py")),
+                Requirement("kernels_cuda", ">=12.9", _code("cuda 12.9 PTX ISA (family-specific targets)")),
+            ),
+            shape=ShapeRule(8, 16, _test("tests/kernels/test_emulated_gemm.py")),
+        )
+        for capability, source in _KERNELS_SHOWN_BY.items()
+    ),
+    faults=(_CUDA_13_DRIVER,),
+    exact_fused_scales=True,
+    quantizes_itself=True,
+    needs_probe=True,
+    implementation="sglang_sm120.native",
+)
+
 #: Every value except ``auto``, in the order in which they are shown.
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
@@ -352,6 +405,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
             _FLASHINFER_TRTLLM,
             _CUTLASS,
             _MARLIN,
+            _SM120,
             _TORCH_REFERENCE,
         )
     }

@@ -19,6 +19,8 @@ _REMEDIES = {
     "cuda": "install a torch that is built with CUDA {}",
     "cuda_toolkit": "install a CUDA toolkit {} and let CUDA_HOME point to it",
     "cudnn": "install cuDNN {} (the nvidia-cudnn wheel for your CUDA)",
+    "kernels_cuda": "install a CUDA toolkit {} and let CUDA_HOME point to it",
+    "tvm_ffi": 'pip install "apache-tvm-ffi{}"',
     "cutlass_dsl": 'pip install "nvidia-cutlass-dsl{}"',
     "driver": "install an NVIDIA driver {}",
 }
@@ -27,6 +29,8 @@ _NAMES = {
     "flashinfer": "FlashInfer",
     "cuda": "torch's CUDA",
     "cuda_toolkit": "the CUDA toolkit",
+    "kernels_cuda": "CUDA for the kernels of this package",
+    "tvm_ffi": "apache-tvm-ffi",
     "cudnn": "cuDNN",
     "cutlass_dsl": "nvidia-cutlass-dsl",
     "driver": "the NVIDIA driver",
@@ -76,7 +80,7 @@ def judge(
         return refusal
     for fault in _active_faults(record, facts):
         if fault.severity == "refuse":
-            return Verdict(record.value, "refused", fault.effect, fault.remedy, fault.source)
+            return Verdict(record.value, "refused", fault.effect + _found(fault, facts), fault.remedy, fault.source)
         warnings.append(f"{record.value}: {fault.effect} ({fault.source.ref}); {fault.remedy}.")
     source = row.source if row is not None else None
     return Verdict(record.value, "ok", "every requirement is met", source=source, warnings=tuple(warnings))
@@ -175,6 +179,12 @@ def _active_faults(record: Backend, facts: HostFacts) -> Iterator[Fault]:
     for fault in record.faults:
         if facts.capability in fault.capabilities and all(holds(bound, facts) for bound in fault.when):
             yield fault
+
+
+def _found(fault: Fault, facts: HostFacts) -> str:
+    """Return the installed versions that a fault depends on, in brackets."""
+    found = [f"{_NAMES.get(b.package, b.package)} {_installed(b.package, facts)}" for b in fault.when]
+    return f" (found {', '.join(found)})" if found else ""
 
 
 def _flashinfer_answer(record: Backend, facts: HostFacts) -> bool | None:

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_sm120 import __version__, env, self_test
+import torch
+
+from sglang_sm120 import __version__, env, ops, self_test
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.record import QUANTIZER, HostFacts
 from sglang_sm120.device import collect_facts
-from sglang_sm120.dispatch import Decision, Request, resolve
-from sglang_sm120.errors import UnsupportedError
+from sglang_sm120.dispatch import FLAG, PRECEDENCE, Decision, Request, resolve
+from sglang_sm120.errors import UnsupportedError, bad_value
 from sglang_sm120.host import installer
 from sglang_sm120.host.state import STATE
 from sglang_sm120.probing.record import FAILED, with_probe
@@ -57,8 +59,10 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
         logger.warning(stale)
     STATE.quantizer_rejected = facts.probed.get(QUANTIZER) in FAILED
     STATE.dummy_weights = _load_format(server_args, scheduler) == "dummy"
+    device = torch.device("cpu" if facts.capability is None else f"cuda:{gpu or 0}")
     try:
         decision = resolve(request, facts)
+        _start(decision, device)
     except UnsupportedError as refusal:
         # Every model comes through here, and most have no FP4 layer: the first that does raises this.
         original()
@@ -74,8 +78,24 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     fp4_utils.FP4_GEMM_RUNNER_BACKEND = fp4_utils.Fp4GemmRunnerBackend(decision.backend)
     installer.require_live()
     if record is not None and record.implementation is not None:
-        self_test.run(record.value, "cpu" if facts.capability is None else f"cuda:{gpu or 0}")
+        self_test.run(record.value, device)
     _report(decision, facts, scheduler)
+
+
+def _start(decision: Decision, device: torch.device) -> None:
+    """Load the code of a backend of ours, which may mean to compile it.
+
+    Raises:
+        UnsupportedError: it cannot be had here; the text names what asked for it.
+    """
+    record = BACKENDS.get(decision.backend) if decision.backend is not None else None
+    if record is None or record.implementation is None:
+        return
+    try:
+        ops.start(record.value, device)
+    except UnsupportedError as error:
+        text = f"{error} Use {FLAG} torch_reference or auto instead"
+        raise UnsupportedError(bad_value(PRECEDENCE[decision.origin], record.value, text)) from error
 
 
 def _initialize_original(request: Request, decision: Decision, original: Callable[[], None]) -> None:

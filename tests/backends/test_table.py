@@ -17,7 +17,8 @@ from sglang_sm120.backends.record import CAPABILITIES, Backend, Requirement, Sou
 from sglang_sm120.backends.table import FLASHINFER_NAMES, NEWEST_FLASHINFER_READ
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"sglang", "flashinfer", "torch", "cuda", "cuda_toolkit", "cudnn", "cutlass_dsl", "driver"}
+PACKAGES = {"sglang", "flashinfer", "torch", "cuda", "cuda_toolkit", "kernels_cuda", "tvm_ffi", "cudnn", "cutlass_dsl"}
+PACKAGES |= {"driver"}
 
 every_backend = pytest.mark.parametrize("record", BACKENDS.values(), ids=list(BACKENDS))
 
@@ -58,7 +59,7 @@ def test_every_statement_has_a_source_that_can_be_looked_up(record: Backend) -> 
             assert (ROOT / source.ref).is_file(), source.ref
         else:
             package, version, path = source.ref.split(" ", 2)
-            assert package in ("flashinfer", "sglang")
+            assert package in ("flashinfer", "sglang", "cuda")
             assert Version(version)
             assert path
 

@@ -15,6 +15,8 @@ NEWEST = {
     "cuda": "13.0",
     "cudnn": "9.20.0",
     "cutlass_dsl": "4.8.0",
+    "kernels_cuda": "13.0",
+    "tvm_ffi": "0.1.12",
     "driver": "580.95.05",
 }
 

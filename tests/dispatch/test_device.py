@@ -9,8 +9,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from sglang_sm120 import device
+from sglang_sm120 import build, device
+from sglang_sm120.backends import verdict
 from sglang_sm120.backends.table import FLASHINFER_NAMES
+from sglang_sm120.errors import ConfigError, UnsupportedError
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +91,15 @@ class Machine:
 
         self.put("flashinfer", SimpleNamespace(mm_fp4=SimpleNamespace(is_backend_supported=supported)))
         self.put("flashinfer.jit.cpp_ext", SimpleNamespace(get_cuda_version=lambda: "12.9"))
+        self.compile_with((13, 0))
+
+    def compile_with(self, version: tuple[int, int] | Exception) -> None:
+        def cuda_version(capability: tuple[int, int]) -> tuple[int, int]:
+            if isinstance(version, Exception):
+                raise version
+            return version
+
+        self.monkeypatch.setattr(build, "cuda_version", cuda_version)
 
     def put(self, name: str, module: object) -> None:
         self.monkeypatch.setitem(sys.modules, name, module)
@@ -114,6 +125,7 @@ def test_a_sound_machine(machine: Machine) -> None:
         "cuda": "13.0",
         "cudnn": "9.20.0",
         "cuda_toolkit": "12.9",
+        "kernels_cuda": "13.0",
     }
     assert machine.asked == [(name, 120) for name in FLASHINFER_NAMES]
     assert facts.flashinfer_support == {name: name != "trtllm" for name in FLASHINFER_NAMES}
@@ -126,6 +138,16 @@ def test_without_a_gpu_flashinfer_is_not_even_imported(machine: Machine) -> None
     assert facts.capability is None
     assert machine.asked == []
     assert facts.versions["flashinfer"] == "0.7.2"
+
+
+@pytest.mark.parametrize("error", [UnsupportedError("No CUDA compiler."), ConfigError("The cache is not safe.")])
+def test_kernels_that_cannot_be_had_count_as_missing_and_the_reason_is_kept(error: Exception, machine: Machine) -> None:
+    machine.versions["tvm_ffi"] = "0.1.9"
+    machine.compile_with(error)
+    facts = device.collect_facts()
+    assert "kernels_cuda" not in facts.versions
+    assert facts.problems["kernels_cuda"] == str(error)
+    assert str(error) in verdict("sm120", facts).reason
 
 
 @pytest.mark.parametrize("error", [ImportError("no libcudart.so.13"), OSError("bad ELF"), RuntimeError("no nvcc")])

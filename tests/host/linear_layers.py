@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,7 +20,9 @@ class Case:
     """A loaded layer, its SGLang method and the numbers it was loaded with.
 
     ``shards`` are the fused projections as they were before fusing, each with its own global scale;
-    ``input_decode`` is the decode scale of the activation, one per shard.
+    ``input_decode`` is the decode scale of the activation, one per shard. ``quantize`` is what the activations are
+    quantized with (x, encode scale, linear layout) in the expected result: another rule than the oracle's must be the
+    one under test, or the steps by which the two may differ would count as errors of the product.
     """
 
     layer: torch.nn.Module
@@ -29,6 +30,7 @@ class Case:
     kind: str
     shards: list[Nvfp4Weight]
     input_decode: list[torch.Tensor]
+    quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = reference.quantize
 
     @property
     def widths(self) -> list[int]:
@@ -64,13 +66,17 @@ class Case:
 
     def expected(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """float64 [M, N]: every shard computed by itself, from its own weight and its own scales."""
-        parts = []
+        out = torch.cat([seen @ weight.T for seen, weight in self._factors(x)], dim=1)
+        return out if bias is None else out + bias.cpu().to(torch.float64)
+
+    def magnitude(self, x: torch.Tensor) -> torch.Tensor:
+        """float64 [M, N]: the sum of the products' magnitudes, by which the error of a float32 sum is bounded."""
+        return torch.cat([seen.abs() @ weight.abs().T for seen, weight in self._factors(x)], dim=1)
+
+    def _factors(self, x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         x = x.cpu()
         for shard, decode in zip(self.shards, self.input_decode, strict=True):
-            seen = x.to(torch.float64) if self.weight_only else self._quantized(x, decode)
-            parts.append(seen @ shard.dequantized().T)
-        out = torch.cat(parts, dim=1)
-        return out if bias is None else out + bias.cpu().to(torch.float64)
+            yield x.to(torch.float64) if self.weight_only else self._quantized(x, decode), shard.dequantized()
 
     @property
     def weight_only(self) -> bool:
@@ -79,7 +85,7 @@ class Case:
     def _quantized(self, x: torch.Tensor, decode: torch.Tensor) -> torch.Tensor:
         # The layer stores float32 scales and so quantizes with the rounded reciprocal, as SGLang does.
         encode = (1 / decode).to(torch.float32)
-        packed, scales = reference.quantize(x, encode, ScaleLayout.LINEAR)
+        packed, scales = self.quantize(x, encode, ScaleLayout.LINEAR)
         one = torch.ones((), dtype=torch.float32)
         codes = reference.dequantize(packed, scales, one, ScaleLayout.LINEAR, *x.shape)
         return codes * (decode if self.kind.startswith("modelopt") else 1 / encode.double())
@@ -105,17 +111,17 @@ def make_case(
         common = shards[0].global_decode_scale
         shards = [Nvfp4Weight(s.packed, s.linear_scales, s.scales, common) for s in shards]
     decode = list(input_decode or [0.004] * len(widths))
-    method = _method(kind)
-    layer = torch.nn.Module()
-    with _default_dtype(dtype), torch.device(device):
-        _create(method, kind, layer, k, list(widths), dtype)
+    method = layer_method(kind)
+    with torch.device(device):
+        layer = make_empty_layer(method, k, widths, dtype)
     case = Case(layer, method, kind, shards, [torch.tensor(d) for d in decode])
     case.load(shards)
     case.prepare()
     return case
 
 
-def _method(kind: str) -> Any:
+def layer_method(kind: str) -> Any:
+    """SGLang's linear method or scheme of ``kind``."""
     import sglang.srt.layers.quantization.modelopt_quant as modelopt
     from sglang.srt.layers.quantization.compressed_tensors import schemes
 
@@ -128,19 +134,26 @@ def _method(kind: str) -> Any:
     return schemes.CompressedTensorsW4A16Fp4()
 
 
-def _create(method: Any, kind: str, layer: torch.nn.Module, k: int, widths: list[int], dtype: torch.dtype) -> None:
+def make_empty_layer(
+    method: Any, k: int, widths: Sequence[int], dtype: torch.dtype = torch.bfloat16
+) -> torch.nn.Module:
+    """A layer with the parameters that ``method`` creates, not loaded."""
+
     def loader(parameter: torch.nn.Parameter, loaded: torch.Tensor) -> None:
         parameter.data.copy_(loaded)
 
-    sizes = SimpleNamespace(
-        input_size_per_partition=k,
-        output_partition_sizes=widths,
-        input_size=k,
-        output_size=sum(widths),
-        params_dtype=dtype,
-        weight_loader=loader,
-    )
-    method.create_weights(layer=layer, **vars(sizes))
+    layer = torch.nn.Module()
+    with _default_dtype(dtype):
+        method.create_weights(
+            layer=layer,
+            input_size_per_partition=k,
+            output_partition_sizes=list(widths),
+            input_size=k,
+            output_size=sum(widths),
+            params_dtype=dtype,
+            weight_loader=loader,
+        )
+    return layer
 
 
 class _default_dtype:

@@ -30,6 +30,8 @@ NEWEST = {
     "cuda_toolkit": "13.0",
     "cudnn": "9.15.0",
     "cutlass_dsl": "4.8.0",
+    "kernels_cuda": "13.0",
+    "tvm_ffi": "0.1.12",
     "driver": "580.95",
 }
 RTX, SPARK, HOPPER, B200 = (12, 0), (12, 1), (9, 0), (10, 0)
@@ -192,6 +194,65 @@ def test_a_wrong_result_in_the_self_test_stops_the_start(start: Start, monkeypat
     monkeypatch.setattr(torch_reference, "linear", lambda *args: right(*args) * 2)
     with pytest.raises(SelfTestError, match="torch_reference gave"):
         start("torch_reference", None)
+
+
+class Kernels:
+    """Stands for what ``build.load`` gives: counts the loads, and can fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        from sglang_sm120 import native, self_test
+
+        self.loaded: list[str] = []
+        self.tested: list[tuple[str, str]] = []
+
+        def load(device: Any) -> Any:
+            self.loaded.append(str(device))
+            if error is not None:
+                raise error
+            return None, True
+
+        monkeypatch.setattr(native, "_library", load)
+        monkeypatch.setattr(self_test, "run", lambda backend, device: self.tested.append((backend, str(device))))
+
+
+@pytest.mark.parametrize("card", [(8, 0), HOPPER, RTX, SPARK])
+def test_our_kernels_are_loaded_and_tested_before_any_layer_exists(
+    start: Start, card: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels = Kernels(monkeypatch)
+    with caplog.at_level(logging.INFO, "sglang_sm120"):
+        assert start("sm120", card) == "sm120"
+    assert kernels.loaded == ["cuda:0"]
+    assert kernels.tested == [("sm120", "cuda:0")]
+    assert "ready after" in caplog.text
+
+
+def test_kernels_that_cannot_be_loaded_stop_the_first_nvfp4_layer_by_name(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Kernels(monkeypatch, UnsupportedError("The driver offers CUDA 12.8, the kernels need 13.0."))
+    start("sm120", RTX)
+    assert kernels.tested == []
+    with pytest.raises(UnsupportedError, match=r"--fp4-gemm-backend='sm120'.*12\.8.*13\.0.*torch_reference"):
+        make_case("modelopt", 128, [128], fresh_generator())
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        ({"driver": "575.57.08"}, r">= 580.*575\.57\.08"),
+        ({"kernels_cuda": None}, r"CUDA for the kernels.*>=12\.9"),
+        ({"tvm_ffi": None}, "pip install .*apache-tvm-ffi"),
+    ],
+)
+def test_what_our_kernels_need_is_named(
+    start: Start, versions: dict[str, str | None], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Kernels(monkeypatch)
+    start("sm120", RTX, **versions)
+    with pytest.raises(UnsupportedError, match=says):
+        make_case("modelopt", 128, [128], fresh_generator())
+    assert kernels.loaded == []
 
 
 def test_a_seam_that_somebody_replaced_stops_the_start(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from cpu_host.checkpoints import Spec, linears_per_forward
+from cpu_host.kernels.build import library_path
+from cpu_host.runtime import KERNELS_VARIABLE
 from cpu_host.runtime.mutations import MUTATIONS
 from cpu_host.server import Server
 from tests.support.checkpoints import Checkpoints
@@ -14,23 +17,40 @@ from tests.support.servers import PROMPT, ask, judge, launch
 
 pytestmark = pytest.mark.server
 
-SPECS = (
-    Spec(format="modelopt"),
-    # N and K of every kind: fused shards of their own scales, multiples of 16 only, bias.
-    Spec(format="modelopt", odd=True, different_scales=True, bias=True),
-    Spec(format="compressed-tensors", odd=True, different_scales=True, bias=True),
+#: N and K of every kind: fused shards of their own scales, multiples of 16 only, bias.
+ODD = Spec(format="modelopt", odd=True, different_scales=True, bias=True)
+#: Checkpoint and backend. The kernels of sm120 run emulated, from the same sources as on a GPU.
+SERVED = (
+    (Spec(format="modelopt"), "torch_reference"),
+    (ODD, "torch_reference"),
+    (replace(ODD, format="compressed-tensors"), "torch_reference"),
+    (ODD, "sm120"),
 )
 
 
-@pytest.fixture(scope="module", params=SPECS, ids=lambda s: f"{s.format}{'-odd' if s.odd else ''}")
-def spec(request: pytest.FixtureRequest) -> Spec:
-    chosen: Spec = request.param
+@pytest.fixture(scope="module", params=SERVED, ids=lambda p: f"{p[0].format}{'-odd' if p[0].odd else ''}-{p[1]}")
+def served(request: pytest.FixtureRequest) -> tuple[Spec, str]:
+    chosen: tuple[Spec, str] = request.param
     return chosen
 
 
 @pytest.fixture(scope="module")
-def server(spec: Spec, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(launch(spec, checkpoints.folder(spec), tmp_path_factory.mktemp("server"))) as running:
+def spec(served: tuple[Spec, str]) -> Spec:
+    return served[0]
+
+
+@pytest.fixture(scope="module")
+def backend(served: tuple[Spec, str]) -> str:
+    return served[1]
+
+
+@pytest.fixture(scope="module")
+def server(
+    spec: Spec, backend: str, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    environ = {KERNELS_VARIABLE: str(library_path())} if backend == "sm120" else {}
+    workdir = tmp_path_factory.mktemp("server")
+    with Server(launch(spec, checkpoints.folder(spec), workdir, backend=backend, environ=environ)) as running:
         yield running
 
 
@@ -53,11 +73,11 @@ def test_a_planted_mistake_fails_the_same_check(
     assert comparison.mean > 2 * comparison.MEAN_BOUND, comparison
 
 
-def test_every_linear_of_every_forward_reached_the_backend(server: Server, spec: Spec) -> None:
+def test_every_linear_of_every_forward_reached_the_backend(server: Server, spec: Spec, backend: str) -> None:
     (before,) = server.evidence()
     ask(server)
     (after,) = server.evidence()
-    assert after.backend == "torch_reference"
+    assert after.backend == backend
     assert after.forwards > before.forwards
     assert after.calls == after.forwards * linears_per_forward(spec)
 
@@ -79,6 +99,6 @@ def test_reloaded_weights_are_the_ones_served(server: Server, spec: Spec, checkp
         assert not judge(answer, checkpoints.reference(other)).agrees
 
 
-def test_the_choice_is_logged_once(server: Server) -> None:
-    lines = [line for line in server.log().splitlines() if "fp4 GEMM backend torch_reference" in line]
+def test_the_choice_is_logged_once(server: Server, backend: str) -> None:
+    lines = [line for line in server.log().splitlines() if f"fp4 GEMM backend {backend} " in line]
     assert len(lines) == 1, lines
