@@ -1,17 +1,12 @@
 """Our fragment and scale tables are those of CUTLASS's MMA traits, compiled from its own headers.
 
-The headers come with the wheel ``nvidia-cutlass`` (``pip install nvidia-cutlass``) or with FlashInfer's. None is
-copied here.
+The headers come with the wheel ``nvidia-cutlass``. None is copied here.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
-from importlib import util
 from pathlib import Path
-
-import pytest
 
 from tests.support import cuda_tools
 
@@ -19,20 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAITS = Path("cute", "atom", "mma_traits_sm120.hpp")
 
 
-def header_folder() -> Path | None:
-    """The include folder that holds CUTLASS's traits, if any installed package has it."""
-    candidates = [Path(os.environ["CUTLASS_INCLUDE"])] if "CUTLASS_INCLUDE" in os.environ else []
-    for package, inside in (("cutlass_library", "source/include"), ("flashinfer", "data/cutlass/include")):
-        spec = util.find_spec(package)
-        if spec is not None:
-            candidates += [Path(folder, inside) for folder in spec.submodule_search_locations or ()]
-    return next((folder for folder in candidates if (folder / TRAITS).is_file()), None)
-
-
 def test_our_register_tables_are_cutlass_ones(tmp_path: Path) -> None:
-    include = header_folder()
-    if include is None:
-        pytest.skip("no CUTLASS headers: install nvidia-cutlass or set CUTLASS_INCLUDE")
+    include = cuda_tools.cutlass_headers()
+    assert (include / TRAITS).is_file()
     program = tmp_path / "check"
     sources = ["tests/kernels/cutlass_check.cu", "csrc/emulation/mma_model.cc", "csrc/emulation/formats.cc"]
     command = [

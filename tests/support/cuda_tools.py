@@ -1,4 +1,4 @@
-"""NVIDIA's compiler and readers of GPU code: the machine's own, else those in their wheels. No GPU is needed."""
+"""NVIDIA's compiler, readers of GPU code and CUTLASS's headers: the machine's own, else those in their wheels."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ WHEELS = {
     "nvdisasm": ("nvidia-cuda-nvdisasm==13.2.*",),
     "cuobjdump": ("nvidia-cuda-cuobjdump==13.2.*",),
 }
+CUTLASS = "nvidia-cutlass==4.2.0.0"
 
 
 @functools.cache
@@ -27,11 +28,7 @@ def search_path() -> str:
     missing = [wheel for program, wheels in WHEELS.items() if shutil.which(program) is None for wheel in wheels]
     if not missing:
         return os.environ["PATH"]
-    folder = tempfile.mkdtemp(prefix="cuda_tools")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *missing]
-    subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
-    programs = next(Path(folder).glob("nvidia/*/bin"))
+    programs = next(_installed(*missing).glob("nvidia/*/bin"))
     return f"{os.environ['PATH']}{os.pathsep}{programs}"
 
 
@@ -45,3 +42,20 @@ def program(name: str) -> str:
     found = shutil.which(name, path=search_path())
     assert found is not None, f"{name} is not where its wheel should have put it"
     return found
+
+
+@functools.cache
+def cutlass_headers() -> Path:
+    """CUTLASS's include folder: ``CUTLASS_INCLUDE``, or the one in its wheel."""
+    named = os.environ.get("CUTLASS_INCLUDE")
+    return Path(named) if named else _installed(CUTLASS) / "cutlass_library" / "source" / "include"
+
+
+def _installed(*wheels: str) -> Path:
+    """A folder with these wheels, removed at the end of this process."""
+    folder = tempfile.mkdtemp(prefix="cuda_tools")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *wheels]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Path(folder)
