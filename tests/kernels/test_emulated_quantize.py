@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sglang_sm120 import reference
+from sglang_sm120.formats import decode_ue4m3, encode_ue4m3, nearest_e2m1_code, pack_e2m1
 from sglang_sm120.layout import ScaleLayout
 
 EXACT, RECIPROCAL = 0, 1
@@ -69,6 +70,7 @@ def nasty(m: int, k: int, dtype: torch.dtype) -> torch.Tensor:
         torch.tensor([float("inf"), -1.0] * 8),
         torch.full((16,), 1e-7),
         torch.arange(16) * 1000.0,
+        torch.tensor([1.0, -0.0] * 8),
     ]
     for i, special in enumerate(specials):
         if 3 * i < flat.shape[0]:
@@ -116,6 +118,35 @@ def test_the_reciprocal_rule_has_the_same_special_cases(program: Path, tmp_path:
         expected_codes, expected_scales = reference.quantize(blocks, torch.tensor(1.0), layout)
         assert torch.equal(scales, expected_scales.view(torch.uint8).flatten())
         assert torch.equal(codes, expected_codes)
+
+
+def reciprocal_model(x: torch.Tensor, global_scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reciprocal rule's steps in their order, each rounded to float32; packed codes and linear scales."""
+    blocks = x.float().view(x.shape[0], -1, 16)
+    scale = torch.tensor(global_scale)
+    amax = blocks.abs().amax(-1)
+    scales = encode_ue4m3((scale * (amax * (1 / torch.tensor(6.0)))).double())
+    factor = 1 / (decode_ue4m3(scales).float() * (1 / scale))
+    codes = nearest_e2m1_code((blocks * factor.unsqueeze(-1)).double(), torch.ones((), dtype=torch.float64))
+    return pack_e2m1(codes.masked_fill((scales == 0).unsqueeze(-1), 0).view(x.shape)), scales
+
+
+#: An encode scale, and the first numbers of a block with which any other order of the steps, or a division in place
+#: of a reciprocal, gives another scale (first row) or another code (second row).
+ORDER_OF_STEPS = ((1.596058964729309, (6.34375, 1.0)), (1.6064256429672241, (4.6875, 3.890625)))
+
+
+@pytest.mark.parametrize(("scale", "numbers"), ORDER_OF_STEPS)
+def test_the_reciprocal_rule_takes_its_steps_in_order(
+    program: Path, tmp_path: Path, scale: float, numbers: tuple[float, ...]
+) -> None:
+    x = torch.randn(5, 80, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    x[2, 16:32] = 0
+    x[2, 16 : 16 + len(numbers)] = torch.tensor(numbers)
+    expected_codes, expected_scales = reciprocal_model(x, scale)
+    codes, scales = run(program, tmp_path, x, scale, ScaleLayout.LINEAR, RECIPROCAL)
+    assert torch.equal(scales, expected_scales.view(torch.uint8).flatten())
+    assert torch.equal(codes, expected_codes)
 
 
 def test_rounding_by_addition_is_the_conversion_for_every_float32(build_folder: Path) -> None:
