@@ -206,7 +206,9 @@ MOE_RUNNERS: Mapping[str, Backend] = MappingProxyType(
     }
 )
 
-_MODELOPT: tuple[Quantization, ...] = ("modelopt_fp4", "modelopt_mixed", "nvfp4_weight_only", "fp8")
+_MODELOPT: tuple[Quantization, ...] = ("modelopt_fp4", "modelopt_mixed", "fp8")
+_MARLIN_VALUES = ("marlin", "experimental_sgl_marlin", "lora_marlin")
+_WEIGHT_ONLY_RULE = _code("sglang 0.5.23 srt/arg_groups/model_overrides/qwen3_moe.py")
 _TRTLLM = ("flashinfer_trtllm", "experimental_sgl_trtllm")
 _OTHERS_RAISE = (
     "SGLang has no NVFP4 experts for it and raises NotImplementedError at the first forward, when the weights are "
@@ -226,13 +228,7 @@ ROUTES: tuple[Route, ...] = (
             "flashinfer_megamoe",
         )
     ),
-    Route(
-        _MODELOPT,
-        ("marlin", "experimental_sgl_marlin", "lora_marlin"),
-        ">=0.5.13",
-        "marlin",
-        _code(f"sglang 0.5.13 {_METHOD}"),
-    ),
+    Route(_MODELOPT, _MARLIN_VALUES, ">=0.5.13", "marlin", _code(f"sglang 0.5.13 {_METHOD}")),
     Route(
         _MODELOPT,
         ("cutlass",),
@@ -244,6 +240,15 @@ ROUTES: tuple[Route, ...] = (
     Route(_MODELOPT, None, "<0.5.16", "cutlass", _code(f"sglang 0.5.15 {_METHOD}")),
     Route(_MODELOPT, ("auto",), "", "flashinfer_trtllm", _code(f"sglang 0.5.16 {_METHOD}")),
     Route(_MODELOPT, None, "", None, _code(f"sglang 0.5.16 {_METHOD}"), _OTHERS_RAISE),
+    Route(("nvfp4_weight_only",), _MARLIN_VALUES, ">=0.5.15", "marlin", _WEIGHT_ONLY_RULE),
+    Route(
+        ("nvfp4_weight_only",),
+        None,
+        "",
+        None,
+        _WEIGHT_ONLY_RULE,
+        "these experts have no input scales, and SGLang's other runners read some all the same",
+    ),
     Route(("compressed-tensors",), _TRTLLM, "", "flashinfer_trtllm", _code(f"sglang 0.5.23 {_SCHEME}")),
     Route(("compressed-tensors",), None, "<0.5.16", "cutlass", _code(f"sglang 0.5.15 {_SCHEME}")),
     Route(("compressed-tensors",), None, "", "flashinfer_cutlass", _code(f"sglang 0.5.16 {_SCHEME}")),
@@ -300,7 +305,7 @@ MOE_AUTO: Mapping[Quantization, tuple[Preference, ...]] = MappingProxyType(
             Preference(
                 "marlin",
                 "SGLang's only runner for weight-only experts on this card",
-                _code("sglang 0.5.23 srt/arg_groups/model_overrides/qwen3_moe.py"),
+                _WEIGHT_ONLY_RULE,
                 _since("0.5.15", _code("sglang 0.5.15 srt/layers/quantization/modelopt_quant.py (nvfp4a16_config)")),
             ),
         ),

@@ -49,8 +49,9 @@ def moe_verdict(value: str, quantization: Quantization, facts: HostFacts) -> Ver
     # "take another value" is what the callers of this function say better: they name one.
     remedy = "" if judged.remedy.startswith("take ") else judged.remedy
     reason = judged.reason
-    if route.runner != value and judged.status != "ok":
-        reason = f"SGLang {_release(facts)} serves these experts with {route.runner}, which {reason}"
+    if route.runner != value:
+        what = "runs here" if judged.status == "ok" else reason
+        reason = f"SGLang {_release(facts)} serves these experts with {route.runner}, which {what}"
     return replace(judged, backend=value, reason=reason, remedy=remedy)
 
 

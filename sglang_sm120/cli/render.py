@@ -29,6 +29,27 @@ def render_backends(report: dict[str, Any], console: Console | None = None) -> N
     console.print(table)
     auto = report["auto"]
     console.print(escape(f"auto: {auto['backend']} ({auto['reason']})" if auto["backend"] else auto["reason"] + "."))
+    _print_moe(console, report["moe"])
+
+
+def _print_moe(console: Console, moe: dict[str, Any]) -> None:
+    """Print the runners of NVFP4 experts, and what ``--moe-runner-backend auto`` ends in for each kind."""
+    table = Table("MoE runner", "experts", "here", "why, and what helps", pad_edge=False)
+    for entry in moe["runners"]:
+        for position, judged in enumerate(entry["experts"]):
+            lines = [entry["summary"] + "."] if position == 0 else []
+            if judged["status"] != "ok" or judged["runner"] != entry["value"]:
+                lines.append("; ".join(filter(None, (judged["reason"], judged["remedy"]))) + ".")
+            lines += judged["warnings"]
+            if judged["source"]:
+                lines.append(f"Source: {judged['source']['ref']}")
+            kinds = "\n".join(judged["quantizations"])
+            why = "\n".join(escape(line) for line in lines)
+            table.add_row(entry["value"] if position == 0 else "", kinds, _STATUS[judged["status"]], why)
+    console.print(table)
+    for kind, auto in moe["auto"].items():
+        ends_in = f"{auto['value']}: {auto['reason']}" if auto["value"] else auto["reason"]
+        console.print(escape(f"auto for {kind} experts: {ends_in}."), soft_wrap=True)
 
 
 def render_doctor(report: dict[str, Any], console: Console | None = None) -> None:
@@ -50,6 +71,8 @@ def render_doctor(report: dict[str, Any], console: Console | None = None) -> Non
     _section(console, "Paths", [*folders, f"site-packages {paths['site_packages']}"])
     here = [f"{e['value']}: {e['status']}" for e in report["backends"]]
     _section(console, "Backends", [*here, "(why: sglang-sm120 backends)"])
+    experts = [f"auto for {kind}: {auto['value'] or auto['reason']}" for kind, auto in report["moe"]["auto"].items()]
+    _section(console, "MoE runners", [*experts, "(why: sglang-sm120 backends)"])
     decision = report["decision"]
     if decision is not None:
         chosen = decision["backend"] or "left to SGLang"

@@ -174,6 +174,16 @@ def test_a_checkpoint_in_fp8_with_nvfp4_experts_is_left_to_the_user() -> None:
     assert "marlin" in working_runners("fp8", facts)
 
 
+def test_weight_only_experts_have_no_other_runner_than_marlin() -> None:
+    facts = machine(RTX)
+    assert working_runners("nvfp4_weight_only", facts) == ["marlin"]
+    for value in ("auto", "flashinfer_cutlass", "triton"):
+        judged = moe_verdict(value, "nvfp4_weight_only", facts)
+        assert judged is not None
+        assert judged.status == "unsupported"
+        assert "input scales" in judged.reason
+
+
 def test_marlin_warns_that_the_numbers_change() -> None:
     judged = moe_verdict("marlin", "modelopt_fp4", machine(RTX))
     assert judged is not None
