@@ -1,7 +1,11 @@
-"""The quantizer on a real GPU: the exact rule is the reference bit for bit, the fast one at most a step away."""
+"""The quantizer on a real GPU: the exact rule is the reference bit for bit, the fast one at most a step away.
+
+Both mappings of rows to threads are covered: from 2**22 elements on a thread takes four rows.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,10 +14,14 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+from emulated import ROOT  # noqa: E402
 from library import native  # noqa: E402
-from test_emulated_quantize import nasty  # noqa: E402
+from test_emulated_quantize import nasty, padded_rows  # noqa: E402
 
 from sglang_sm120 import reference  # noqa: E402
+from sglang_sm120.build.spec import target_for  # noqa: E402
+from sglang_sm120.build.toolchain import find_toolchain  # noqa: E402
+from sglang_sm120.errors import FormatError  # noqa: E402
 from sglang_sm120.layout import ScaleLayout, padded_scale_shape  # noqa: E402
 
 pytestmark = [
@@ -29,15 +37,16 @@ def run(x: torch.Tensor, scale: float, layout: ScaleLayout, exact: bool) -> tupl
     codes = torch.full((m, k // 2), 0xEE, dtype=torch.uint8, device="cuda")
     shape = padded_scale_shape(m, k // 16) if swizzled else (m, k // 16)
     scales = torch.full(shape, 0xEE, dtype=torch.uint8, device="cuda")
-    native().nvfp4_quantize(x.cuda(), torch.tensor(scale, device="cuda"), codes, scales, swizzled, exact, True)
+    device_x = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda").copy_(x)
+    native().nvfp4_quantize(device_x, torch.tensor(scale, device="cuda"), codes, scales, swizzled, exact, True)
     return codes.cpu(), scales.cpu()
 
 
-@pytest.mark.parametrize("shape", [(1, 16), (5, 464), (33, 7168), (129, 64), (1000, 2880)])
+@pytest.mark.parametrize("shape", [(1, 16), (5, 464), (33, 7168), (129, 64), (1000, 2880), (601, 7184)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", list(ScaleLayout))
 def test_both_rules(shape: tuple[int, int], dtype: torch.dtype, layout: ScaleLayout) -> None:
-    x = nasty(*shape, dtype)
+    x = padded_rows(nasty(*shape, dtype), 24)
     for scale in (1.0, 0.37, 448.0):
         expected_codes, expected_scales = reference.quantize(x, torch.tensor(scale), layout)
         wanted = expected_scales.view(torch.uint8)
@@ -49,3 +58,52 @@ def test_both_rules(shape: tuple[int, int], dtype: torch.dtype, layout: ScaleLay
         assert torch.equal(scales == 0x7F, wanted == 0x7F)
         assert float((scales != wanted).float().mean()) < 0.01
         assert float((codes != expected_codes).float().mean()) < 0.02
+
+
+def test_special_blocks_come_out_as_documented_with_both_rules() -> None:
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor(
+        [[0.0, -0.0] * 8, [nan] * 16, [nan, 2.0, -2.0, 0.0] * 4, [inf, -inf, 1.0, -1.0] * 4, [nan, -inf] * 8]
+    ).to(torch.bfloat16)
+    codes, scales = reference.quantize(x, torch.tensor(1.0), ScaleLayout.LINEAR)
+    for exact in (True, False):
+        ours = run(x, 1.0, ScaleLayout.LINEAR, exact)
+        assert torch.equal(ours[0], codes)
+        assert torch.equal(ours[1], scales.view(torch.uint8))
+    with pytest.raises(FormatError, match=r"x\[1, 0\]=nan"):
+        reference.find_nonfinite(x.cuda())
+
+
+@pytest.mark.parametrize("shape", [(3, 7168), (700, 7168)])
+def test_repeated_calls_give_the_same_bytes(shape: tuple[int, int]) -> None:
+    m, k = shape
+    x = torch.randn(m, k, device="cuda", generator=torch.Generator("cuda").manual_seed(5)).to(torch.bfloat16)
+    scale = torch.tensor(37.0, device="cuda")
+    codes = torch.empty(200, m, k // 2, dtype=torch.uint8, device="cuda")
+    scales = torch.empty(200, *padded_scale_shape(m, k // 16), dtype=torch.uint8, device="cuda")
+    for i in range(200):
+        native().nvfp4_quantize(x, scale, codes[i], scales[i], True, False, True)
+    assert bool((codes == codes[0]).all())
+    assert bool((scales == scales[0]).all())
+
+
+def test_no_rows_are_no_launch_and_too_many_are_refused() -> None:
+    empty, _ = run(torch.empty(0, 64, dtype=torch.bfloat16), 1.0, ScaleLayout.SWIZZLE_128X4, False)
+    assert empty.shape == (0, 32)
+    m = 1 << 20
+    x = torch.zeros(m, 16, dtype=torch.bfloat16, device="cuda")
+    codes = torch.empty(m, 8, dtype=torch.uint8, device="cuda")
+    scales = torch.empty(m, 4, dtype=torch.uint8, device="cuda")
+    with pytest.raises(ValueError, match="M must be at most"):
+        native().nvfp4_quantize(x, torch.ones((), device="cuda"), codes, scales, True, False, True)
+
+
+def test_the_cards_e2m1_conversion_is_right_for_every_float32(tmp_path: Path) -> None:
+    toolchain = find_toolchain()
+    program = tmp_path / "e2m1_check"
+    source = ROOT / "tests" / "kernels" / "gpu" / "e2m1_check.cu"
+    target = target_for(torch.cuda.get_device_capability()).flag
+    options = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}", *toolchain.folders, target]
+    subprocess.run([str(toolchain.nvcc), *options, "-o", str(program), str(source)], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
