@@ -124,7 +124,10 @@ def _unlike(target: Target, state: State) -> list[str]:
 def _repair(target: Target) -> State | None:
     """Undo what an interrupted command left half done; return its state if there was one."""
     state = transaction.read_state(target)
-    if state is None or state.phase == "applied":
+    if state is None:
+        _forget(target)  # a start that was interrupted before it changed anything
+        return None
+    if state.phase == "applied":
         return None
     logger.warning("An interrupted command had left %s half patched; restoring it.", target.package)
     transaction.restore(target, state)
