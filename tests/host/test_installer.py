@@ -32,6 +32,16 @@ BROKEN = {
         "def try_qwen3x_nvfp4_gemm(\n    input:",
         "def try_qwen3x_nvfp4_gemm(\n    x:",
     ),
+    "moe runner": (
+        "srt/arg_groups/overrides.py",
+        "def _moe_runner_backend_quant_constraints(view: Any)",
+        "def _moe_runner_backend_quant_constraints(view: Any, platform: Any)",
+    ),
+    "moe layer (unquantized)": (
+        "srt/layers/quantization/unquant.py",
+        "class UnquantizedFusedMoEMethod(",
+        "class UnquantizedExpertsMethod(",
+    ),
 }
 
 REPORT = """
