@@ -33,8 +33,12 @@ FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}")
 #: SM12x: shared memory a CTA may have, what an SM has for all, what each resident CTA reserves, registers, threads.
 MAX_SHARED, SM_SHARED, CTA_RESERVED, SM_REGISTERS, SM_THREADS = 101376, 102400, 1024, 65536, 1536
 THREADS, UNIT_BYTES, STAGES, WARPS = 256, 2304, 2, 8
+#: The quantizer: threads of a CTA, bytes of the block that a thread loads per row.
+QUANTIZE_THREADS, BLOCK_BYTES = 128, 32
 #: Instructions that read or write memory other than through cp.async or shared memory.
 MEMORY = re.compile(r"^(@!?U?P\d+\s+)?(LDG|STG|LD|ST|LDL|STL|ATOM|ATOMG|RED|REDG|UBLKCP|UTMA\w*|STAS|CCTL)(\.|\s|$)")
+#: Input type, rule and rows per thread in the mangled name of a quantizer entry.
+QUANTIZER = re.compile(r"quantize_kernelI.*InputTypeE(\d).*RuleE(\d)ELi(\d)E")
 REFUSAL = "Plain sm_120/sm_121 has no FP4 tensor instruction"
 
 
@@ -155,16 +159,19 @@ def dependency_failures(code: list[tuple[str, str]]) -> list[str]:
 def inspect(target: str, name: str, code: list[tuple[str, str]], facts: dict[str, int]) -> Entry:
     """Collect and check the facts of one entry."""
     match = re.search(r"gemm_kernelILi(\d+)ELi(\d+)E", name)
+    quantizer = QUANTIZER.search(name)
     token_tiles = int(match[1]) if match else 0
     is_gemm = match is not None
     shared = WARPS * STAGES * UNIT_BYTES + 32 * 8 * token_tiles * 4 + 8 if is_gemm else 0
     registers = facts.get("registers", 0)
-    per_cta = -(-registers // 8) * 8 * THREADS
-    resident = min(SM_SHARED // (shared + CTA_RESERVED), SM_REGISTERS // per_cta, SM_THREADS // THREADS)
+    threads = QUANTIZE_THREADS if quantizer else THREADS
+    per_cta = -(-registers // 8) * 8 * threads
+    resident = min(SM_SHARED // (shared + CTA_RESERVED), SM_REGISTERS // per_cta, SM_THREADS // threads)
+    in_flight = threads * int(quantizer[3]) * BLOCK_BYTES if quantizer else WARPS * STAGES * UNIT_BYTES
     ops = [opcode(text) for kind, text in code if kind == "op"]
     entry = Entry(
         target, name, token_tiles, registers, shared, sum(o.startswith("OMMA.SF") for o in ops),
-        sum(o.startswith("HMMA") for o in ops), resident, resident * WARPS * STAGES * UNIT_BYTES * is_gemm, [],
+        sum(o.startswith("HMMA") for o in ops), resident, resident * in_flight, [],
     )  # fmt: skip
     if entry.omma != 4 * token_tiles:
         entry.failures.append(f"{entry.omma} OMMA.SF instead of {4 * token_tiles}: 2 row tiles x 2 steps x token tiles")
@@ -178,13 +185,17 @@ def inspect(target: str, name: str, code: list[tuple[str, str]], facts: dict[str
         entry.failures.append("too much shared memory")
     if resident < (2 if token_tiles <= 2 else 1):
         entry.failures.append(f"only {resident} CTA on an SM")
+    if quantizer and quantizer[2] == "1" and not any(".E2M1." in o for o in ops):
+        entry.failures.append("no e2m1 conversion")
     entry.failures += dependency_failures(code)
     return entry
 
 
 def kernel_name(symbol: str) -> str:
     """The kernel's own name out of a mangled symbol."""
-    match = re.search(r"(gemm|quantize)_kernel", symbol)
+    if match := QUANTIZER.search(symbol):
+        return f"quantize {('bf16', 'fp16')[int(match[1])]} {('exact', 'fast')[int(match[2])]}, {match[3]} rows"
+    match = re.search(r"gemm_kernel", symbol)
     return match[0] if match else symbol
 
 
@@ -208,11 +219,13 @@ def main() -> int:
                 cubin, report = compile_cubin(source, target, Path(folder))
                 facts = resources(report)
                 entries += [inspect(target, n, c, facts.get(n, {})) for n, c in sorted(listing(cubin).items())]
-    print("target  kernel           token tiles  regs  shared B  OMMA.SF  HMMA  CTAs/SM  KB in flight/SM  verdict")
+    print(
+        "target  kernel                      token tiles  regs  shared B  OMMA.SF  HMMA  CTAs/SM  KB in flight/SM  verdict"
+    )
     for e in sorted(entries, key=lambda e: (e.target, e.token_tiles)):
         verdict = "; ".join(e.failures) or "ok"
         print(
-            f"{e.target:<7} {kernel_name(e.name):<16} {e.token_tiles or '-':>11} {e.registers:>5} {e.shared:>9} "
+            f"{e.target:<7} {kernel_name(e.name):<27} {e.token_tiles or '-':>11} {e.registers:>5} {e.shared:>9} "
             f"{e.omma:>8} {e.hmma:>5} "
             f"{e.resident:>8} {e.in_flight / 1024:>16.1f}  {verdict}"
         )
