@@ -4,7 +4,8 @@
 
 Compiles every CUDA source for sm_120f and sm_121a and reads the SASS of each entry point:
 
-  * in a GEMM the block-scaled FP4 instruction (OMMA.SF) is there and no decoded multiply (HMMA) is;
+  * in a GEMM the block-scaled FP4 instruction (OMMA.SF) is there and no decoded multiply (HMMA) is; the fast quantizer
+    has the conversion to e2m1;
   * no spills, no local memory, shared memory and registers within the limits of the card;
   * griddepcontrol.wait (ACQBULK) is on every path: no branch jumps over it and nothing exits in front of it;
   * in front of it nothing touches memory but cp.async (LDGSTS), which only the weight stream issues;
@@ -219,9 +220,7 @@ def main() -> int:
                 cubin, report = compile_cubin(source, target, Path(folder))
                 facts = resources(report)
                 entries += [inspect(target, n, c, facts.get(n, {})) for n, c in sorted(listing(cubin).items())]
-    print(
-        "target  kernel                      token tiles  regs  shared B  OMMA.SF  HMMA  CTAs/SM  KB in flight/SM  verdict"
-    )
+    print(f"target  {'kernel':<27} token tiles  regs  shared B  OMMA.SF  HMMA  CTAs/SM  KB in flight/SM  verdict")
     for e in sorted(entries, key=lambda e: (e.target, e.token_tiles)):
         verdict = "; ".join(e.failures) or "ok"
         print(

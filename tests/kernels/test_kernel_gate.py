@@ -61,6 +61,15 @@ def test_each_violation_is_named(gate: ModuleType, at: int, replacement: tuple[s
     assert any(complaint in failure for failure in gate.dependency_failures(code))
 
 
+@pytest.mark.parametrize(("rule", "complaints"), [(1, ["no e2m1 conversion"]), (0, [])])
+def test_a_fast_quantizer_without_the_conversion_is_named(gate: ModuleType, rule: int, complaints: list[str]) -> None:
+    name = f"_ZN5sm1208quantize15quantize_kernelILNS0_9InputTypeE1ELNS0_4RuleE{rule}ELi4EEEvNS0_6ParamsE"
+    facts = {"registers": 48, "stack": 0}
+    assert gate.inspect("120f", name, GOOD, facts).failures == complaints
+    converted = [*GOOD[:-1], ("op", "F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C R0, R1, R2, RZ"), GOOD[-1]]
+    assert gate.inspect("120f", name, converted, facts).failures == []
+
+
 def test_our_kernels_pass() -> None:
     done = subprocess.run([sys.executable, str(GATE)], capture_output=True, text=True, env=cuda_tools.environ())
     assert done.returncode == 0, done.stdout + done.stderr
