@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_sm120.layout import padded_scale_shape, swizzle_128x4, swizzle_offset, unswizzle_128x4
+from sglang_sm120.errors import FormatError
+from sglang_sm120.layout import align_rows, padded_scale_shape, swizzle_128x4, swizzle_offset, unswizzle_128x4
 
 
 def random_bytes(rows: int, blocks: int, generator: torch.Generator) -> torch.Tensor:
@@ -75,3 +76,33 @@ def test_any_one_byte_dtype_keeps_its_dtype_and_bits(dtype: torch.dtype, generat
     back = unswizzle_128x4(swizzled, 130, 5)
     assert back.dtype == dtype
     assert torch.equal(back.view(torch.uint8), scales)
+
+
+@pytest.mark.parametrize("width", [8, 24, 72, 1848])
+def test_rows_are_moved_to_multiples_of_16_bytes_with_zeros_behind(width: int) -> None:
+    packed = torch.randint(1, 256, (5, width), dtype=torch.uint8)
+    aligned = align_rows(packed)
+    assert torch.equal(aligned, packed)
+    assert aligned.stride() == (-(-width // 16) * 16, 1)
+    assert aligned.data_ptr() % 16 == 0
+    whole = aligned.as_strided((5, aligned.stride(0)), aligned.stride())
+    assert not whole[:, width:].any()
+
+
+def test_rows_that_stand_right_stay_where_they_are() -> None:
+    packed = torch.zeros(5, 32, dtype=torch.uint8)
+    assert align_rows(packed) is packed
+    padded = align_rows(torch.zeros(5, 24, dtype=torch.uint8))
+    assert align_rows(padded) is padded
+
+
+def test_a_start_between_two_multiples_is_moved() -> None:
+    off = torch.arange(5 * 32 + 3, dtype=torch.uint8)[3:].view(5, 32)
+    aligned = align_rows(off)
+    assert aligned.data_ptr() % 16 == 0
+    assert torch.equal(aligned, off)
+
+
+def test_only_packed_weights_have_rows_to_align() -> None:
+    with pytest.raises(FormatError, match="packed"):
+        align_rows(torch.zeros(4, 4))

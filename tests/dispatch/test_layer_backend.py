@@ -83,6 +83,29 @@ class TestDifferentGlobalScales:
         assert "different global scales" in caplog.text
 
 
+class TestOurKernels:
+    @pytest.mark.parametrize("card", [RTX, SPARK, HOPPER], ids=str)
+    def test_multiples_of_8_and_16_and_different_scales_are_served(self, card: Capability) -> None:
+        facts = machine(card)
+        decision = resolve(Request("sm120"), facts)
+        for dtype in ("bfloat16", "float16"):
+            assert _layer(decision, facts, n=8, k=16, out_dtype=dtype, fused_scales_differ=True) == "sm120"
+
+    @pytest.mark.parametrize(("n", "k", "says"), [(12, 16, "N=12"), (8, 24, "K=24")])
+    def test_other_sizes_are_refused_by_name(self, n: int, k: int, says: str) -> None:
+        facts = machine(RTX)
+        with pytest.raises(UnsupportedError, match=f"{says}.*qkv_proj.*torch_reference"):
+            _layer(resolve(Request("sm120"), facts), facts, n=n, k=k)
+
+    def test_weight_only_shards_of_different_scales_are_left_to_the_reference(self) -> None:
+        facts = machine(RTX)
+        arguments = {"name": "qkv", "n": 64, "k": 64, "out_dtype": "bfloat16", "fused_scales_differ": True}
+        with pytest.raises(ConfigError, match="W4A16.*torch_reference"):
+            layer_backend(resolve(Request("sm120"), facts), facts, **arguments, weight_only=True)
+        reference = resolve(Request("torch_reference"), facts)
+        assert layer_backend(reference, facts, **arguments, weight_only=True) == "torch_reference"
+
+
 class TestLayersThatDoNotFit:
     def test_a_named_backend_stops_and_names_layer_and_size(self) -> None:
         facts = machine(RTX)
