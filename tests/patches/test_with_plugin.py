@@ -1,0 +1,65 @@
+"""A patched SGLang and the installed package agree: native values stay native, every hook fits, nothing is doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_sm120.host.source_probe import package_root
+from sglang_sm120.upstream.catalog import Catalog
+from sglang_sm120.upstream.target import Target
+from tests.patches.releases import Release, patched, published
+
+SCRIPT = Path(__file__).with_name("with_plugin.py")
+
+
+def ask(python: str, release: str, target: Target) -> dict[str, Any]:
+    run = subprocess.run(
+        [python, str(SCRIPT), release],
+        env={**os.environ, "PYTHONPATH": str(target.package.parent), "SGLANG_USE_CPU_ENGINE": "1"},
+        cwd=target.package.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-6000:]
+    answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    assert answer["root"] == str(target.package)
+    return answer
+
+
+def check(answer: dict[str, Any], native: set[str]) -> None:
+    assert answer["problems"] == {}
+    assert set(answer["states"].values()) <= {"live", "armed", "absent"}, answer["states"]
+    assert native <= set(answer["native"]), "the patch made them members of SGLang's own enum"
+    assert "torch_reference" in set(answer["members"]) - set(answer["native"]), "the package added its own"
+    for value in {*native, "torch_reference"}:
+        assert answer["choices"].count(value) == 1
+    for value in native:
+        # The package answers this question for the values that it added; the patched gate asks another one.
+        assert value not in answer["tuned"]
+
+
+def test_the_newest_release(real: Catalog, tmp_path: Path) -> None:
+    package = package_root()
+    assert package is not None
+    target, _ = patched(Release("0.5.23", sys.executable, package), real, tmp_path, tree=False)
+    answer = ask(sys.executable, "0.5.23", target)
+    check(answer, {"flashinfer_auto", "flashinfer_b12x"})
+    assert (answer["members"]["flashinfer_b12x"], answer["members"]["flashinfer_auto"]) == ("b12x", "auto")
+
+
+@pytest.mark.matrix
+def test_the_first_release_with_plugins(real: Catalog, tmp_path: Path) -> None:
+    release = published("0.5.11")
+    target, _ = patched(release, real, tmp_path, tree=False)
+    answer = ask(release.python, "0.5.11", target)
+    check(answer, {"flashinfer_cutedsl"})
+    assert answer["members"]["flashinfer_cutedsl"] == "cute-dsl"
+    assert "flashinfer_b12x" in answer["members"], "what the patch does not bring is still added by the package"
