@@ -110,7 +110,7 @@ def gemm(
     out = torch.empty((a.shape[0], b.shape[0]), dtype=out_dtype, device=a.device)
     library, can_depend = _library(a.device)
     try:
-        library.nvfp4_gemm_skinny(a, a_scale, b, b_scale, alpha, bias, out, dependent_launch and can_depend, 0)
+        library.nvfp4_gemm(a, a_scale, b, b_scale, alpha, bias, out, dependent_launch and can_depend, 0)
     except ValueError as error:
         raise FormatError(str(error)) from error
     return out

@@ -10,7 +10,7 @@
 
 #include <string>
 
-#include "../gemm_skinny/launch.h"
+#include "../gemm/launch.h"
 #include "../quantize/launch.h"
 
 namespace sm120 {
@@ -24,6 +24,10 @@ using tvm::ffi::TensorView;
   do {                                                       \
     if (!(condition)) TVM_FFI_THROW(ValueError) << (remedy); \
   } while (0)
+
+constexpr int kBlock = 16;  // elements of K that share a scale
+/// 128 rows, the most that a kernel addresses from one pointer, stay within 32 bits.
+constexpr int64_t kMaxRowStride = int64_t{1} << 25;
 
 void check_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -103,30 +107,29 @@ void check_scales(const TensorView& t, const char* what, int64_t rows, int64_t k
                     "order, padded to 128 rows and 4 columns");
 }
 
-skinny::Params make_params(const TensorView& a, const TensorView& a_scale, const TensorView& b,
-                           const TensorView& b_scale, const TensorView& alpha,
-                           const Optional<TensorView>& bias, const TensorView& out) {
+gemm::Params make_params(const TensorView& a, const TensorView& a_scale, const TensorView& b,
+                         const TensorView& b_scale, const TensorView& alpha, const Optional<TensorView>& bias,
+                         const TensorView& out) {
   const int64_t k = a.ndim() == 2 ? 2 * a.size(1) : 0;
-  SM120_REQUIRE(k > 0 && k % skinny::kBlock == 0 && k < (int64_t{1} << 30),
-                "K must be a positive multiple of 16");
-  check_operand(a, "a", k, 4);
+  SM120_REQUIRE(k > 0 && k % kBlock == 0 && k < (int64_t{1} << 30), "K must be a positive multiple of 16");
+  check_operand(a, "a", k, 8);
   check_operand(b, "b", k, 16);
   const int64_t m = a.size(0);
   const int64_t n = b.size(0);
-  SM120_REQUIRE(row_stride(a) * skinny::kMaxTokens < (int64_t{1} << 31) && row_stride(b) < (int64_t{1} << 31),
+  SM120_REQUIRE(row_stride(a) < kMaxRowStride && row_stride(b) < kMaxRowStride,
                 "rows of a and b must be less than 32 MiB apart");
-  SM120_REQUIRE(m <= 65535 * skinny::kMaxTokens, "M must be below four million");
-  SM120_REQUIRE(n % 8 == 0 && n < (int64_t{1} << 30), "N must be a multiple of 8");
+  SM120_REQUIRE(m < (int64_t{1} << 22), "M must be below four million");
+  SM120_REQUIRE(n % 8 == 0 && n < (int64_t{1} << 22), "N must be a multiple of 8 below four million");
   check_scales(a_scale, "a_scale", m, k);
   check_scales(b_scale, "b_scale", n, k);
   const bool bf16 = is_dtype(out, kDLBfloat, 16);
   SM120_REQUIRE(bf16 || is_dtype(out, kDLFloat, 16), "out must be bfloat16 or float16");
   SM120_REQUIRE(out.ndim() == 2 && out.size(0) == m && out.size(1) == n && (n <= 1 || out.stride(1) == 1) &&
-                    row_stride(out) % 2 == 0 && aligned(out, 4),
-                "out must be [M, N] with adjacent columns, even row stride and 4-byte alignment");
+                    row_stride(out) % 4 == 0 && aligned(out, 8),
+                "out must be [M, N] with adjacent columns and rows that start at multiples of 8 bytes");
   SM120_REQUIRE(is_dtype(alpha, kDLFloat, 32) && is_dense(alpha) && (numel(alpha) == 1 || numel(alpha) == n),
                 "alpha must be float32, one value or N contiguous ones");
-  skinny::Params p = {};
+  gemm::Params p = {};
   if (bias.has_value()) {
     const TensorView& values = bias.value();
     SM120_REQUIRE(values.dtype().code == out.dtype().code && values.dtype().bits == 16 && is_dense(values) &&
@@ -147,38 +150,44 @@ skinny::Params make_params(const TensorView& a, const TensorView& a_scale, const
   p.n = static_cast<int>(n);
   p.k = static_cast<int>(k);
   p.alpha_per_column = numel(alpha) == n && n > 1;
-  p.output_type = bf16 ? skinny::OutputType::kBfloat16 : skinny::OutputType::kFloat16;
+  p.output_type = bf16 ? gemm::OutputType::kBfloat16 : gemm::OutputType::kFloat16;
   return p;
 }
 
-/// out = alpha * a @ b.T + bias meant for few rows of a, right for any number. `cluster` 0 means the kernel's
-/// own choice; other values are for measurements.
-void nvfp4_gemm_skinny(TensorView a, TensorView a_scale, TensorView b, TensorView b_scale, TensorView alpha,
-                       Optional<TensorView> bias, TensorView out, bool dependent_launch, int64_t cluster) {
+gemm::Plan plan_of(int64_t m, int64_t n, int64_t k) {
+  gemm::Device facts = {};
+  check_cuda(gemm::current_device(&facts), "reading the device's properties");
+  return gemm::choose_plan(static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), facts);
+}
+
+/// out = alpha * a @ b.T + bias for any number of rows of a. `forced` is for measurements and 0 elsewhere: 1,
+/// 2, 4, 8 take the kernel for few tokens with that cluster, 64 and 128 the tiled one with that tile.
+void nvfp4_gemm(TensorView a, TensorView a_scale, TensorView b, TensorView b_scale, TensorView alpha,
+                Optional<TensorView> bias, TensorView out, bool dependent_launch, int64_t forced) {
   const DLDevice device = out.device();
   SM120_REQUIRE(device.device_type == kDLCUDA, "all tensors must be on a CUDA device");
   for (const TensorView& t : {a, a_scale, b, b_scale, alpha}) {
     SM120_REQUIRE(t.device().device_type == kDLCUDA && t.device().device_id == device.device_id,
                   "all tensors must be on the device of out");
   }
-  const skinny::Params params = make_params(a, a_scale, b, b_scale, alpha, bias, out);
+  const gemm::Params params = make_params(a, a_scale, b, b_scale, alpha, bias, out);
   const DeviceGuard guard(device.device_id);
-  skinny::Device facts = {};
-  check_cuda(skinny::current_device(&facts), "reading the device's properties");
-  skinny::Config config =
-      skinny::choose_config(params.m, params.n, params.k, facts.sm_count, facts.max_cluster);
-  if (cluster > 0) config.cluster = static_cast<int>(cluster);
+  gemm::Plan plan = plan_of(params.m, params.n, params.k);
+  if (forced > 0) {
+    plan.tiled = forced > skinny::kMaxCluster;
+    plan.shape = static_cast<tiled::Shape>(forced);
+    plan.skinny.cluster = static_cast<int>(forced);
+  }
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  check_cuda(skinny::launch_gemm(params, config, dependent_launch, stream), "launching the NVFP4 GEMM");
+  check_cuda(gemm::launch(params, plan, dependent_launch, stream), "launching the NVFP4 GEMM");
 }
 
-/// "cluster C, token tiles T" that a call on the current device would use.
-String nvfp4_gemm_skinny_config(int64_t m, int64_t n, int64_t k) {
-  skinny::Device facts = {};
-  check_cuda(skinny::current_device(&facts), "reading the device's properties");
-  const skinny::Config c = skinny::choose_config(static_cast<int>(m), static_cast<int>(n),
-                                                 static_cast<int>(k), facts.sm_count, facts.max_cluster);
-  return "cluster " + std::to_string(c.cluster) + ", token tiles " + std::to_string(c.token_tiles);
+/// The kernel that a call on the current device would use, in words.
+String nvfp4_gemm_plan(int64_t m, int64_t n, int64_t k) {
+  const gemm::Plan plan = plan_of(m, n, k);
+  if (plan.tiled) return "tile " + std::to_string(static_cast<int>(plan.shape));
+  return "cluster " + std::to_string(plan.skinny.cluster) + ", token tiles " +
+         std::to_string(plan.skinny.token_tiles);
 }
 
 /// x [M, K] -> codes [M, K/2] and block scales, swizzled (padding written) or linear. `exact` takes the slow
@@ -195,8 +204,7 @@ void nvfp4_quantize(TensorView x, TensorView global_scale, TensorView codes, Ten
   SM120_REQUIRE(x.ndim() == 2 && (bf16 || is_dtype(x, kDLFloat, 16)), "x must be bfloat16 or float16 [M, K]");
   const int64_t m = x.size(0);
   const int64_t k = x.size(1);
-  SM120_REQUIRE(k > 0 && k % quantize::kBlock == 0 && k < (int64_t{1} << 30),
-                "K must be a positive multiple of 16");
+  SM120_REQUIRE(k > 0 && k % kBlock == 0 && k < (int64_t{1} << 30), "K must be a positive multiple of 16");
   SM120_REQUIRE(m <= quantize::kMaxRows, "M must be at most " + std::to_string(quantize::kMaxRows));
   SM120_REQUIRE(x.stride(1) == 1 && row_stride(x) % 8 == 0 && aligned(x, 16),
                 "x must have adjacent columns and rows that start at multiples of 16 bytes");
@@ -205,7 +213,7 @@ void nvfp4_quantize(TensorView x, TensorView global_scale, TensorView codes, Ten
   SM120_REQUIRE(
       is_dtype(codes, kDLUInt, 8) && is_dense(codes) && numel(codes) == m * k / 2 && aligned(codes, 8),
       "codes must be contiguous uint8 [M, K/2]");
-  const int64_t bytes = swizzled ? scale_bytes(m, k) : m * k / quantize::kBlock;
+  const int64_t bytes = swizzled ? scale_bytes(m, k) : m * k / kBlock;
   SM120_REQUIRE(is_byte(scales) && is_dense(scales) && numel(scales) == bytes && aligned(scales, 4),
                 "scales must be contiguous bytes of the padded (swizzled) or exact (linear) size");
   quantize::Params p = {};
@@ -228,6 +236,6 @@ void nvfp4_quantize(TensorView x, TensorView global_scale, TensorView codes, Ten
 }  // namespace
 }  // namespace sm120
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_gemm_skinny, sm120::nvfp4_gemm_skinny);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_gemm_skinny_config, sm120::nvfp4_gemm_skinny_config);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_gemm, sm120::nvfp4_gemm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_gemm_plan, sm120::nvfp4_gemm_plan);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_quantize, sm120::nvfp4_quantize);

@@ -13,8 +13,14 @@ int thread_index() {
 int block_index() {
   return own_cta().block;
 }
+int grid_width() {
+  return machine->shape.grid;
+}
 int block_index_y() {
   return machine->grid_row;
+}
+int block_index_z() {
+  return machine->grid_plane;
 }
 uint32_t dynamic_shared_base() {
   return 0;
@@ -140,16 +146,16 @@ void store_global(void* address, const void* value, int bytes) {
   std::memcpy(address, value, bytes);
 }
 
-void cp_async_16(uint32_t shared_address, const void* source, int bytes) {
+void cp_async(uint32_t shared_address, const void* source, int bytes, int width) {
   maybe_yield();
   Cta& cta = own_cta();
-  if (bytes < 0 || bytes > 16) fail("cp.async with a source size outside 0..16");
-  if (reinterpret_cast<uintptr_t>(source) % 16 != 0) fail("misaligned cp.async source");
+  if (bytes < 0 || bytes > width) fail("cp.async with a source size below 0 or above its width");
+  if (reinterpret_cast<uintptr_t>(source) % width != 0) fail("misaligned cp.async source");
   if (bytes > 0) check_global_read(source, bytes, "cp.async");
-  check_write(cta, shared_address, 16);
-  for (uint32_t i = shared_address / 4; i < shared_address / 4 + 4; ++i) cta.cells[i].in_flight = true;
-  std::memset(&cta.shared[shared_address], 0xFF, 16);
-  self().open.push_back({shared_address, static_cast<const unsigned char*>(source), bytes});
+  check_write(cta, shared_address, width);
+  for (uint32_t i = shared_address / 4; i < (shared_address + width) / 4; ++i) cta.cells[i].in_flight = true;
+  std::memset(&cta.shared[shared_address], 0xFF, width);
+  self().open.push_back({shared_address, static_cast<const unsigned char*>(source), bytes, width});
 }
 
 void cp_async_commit() {

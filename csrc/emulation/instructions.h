@@ -10,7 +10,9 @@ namespace emu {
 // Place of the running thread.
 int thread_index();
 int block_index();
+int grid_width();
 int block_index_y();
+int block_index_z();
 
 // Barriers. Each orders memory among the threads it names, and only among those.
 void sync_warp();
@@ -34,7 +36,7 @@ void load_global(const void* address, void* value, int bytes);
 void store_global(void* address, const void* value, int bytes);
 
 // cp.async: the bytes arrive when the issuing thread waits for their group, not before.
-void cp_async_16(uint32_t shared_address, const void* source, int bytes);
+void cp_async(uint32_t shared_address, const void* source, int bytes, int width);
 void cp_async_commit();
 void cp_async_wait(int pending);
 

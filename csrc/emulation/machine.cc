@@ -197,11 +197,12 @@ void launch(const LaunchShape& shape, const std::function<void()>& kernel) {
   }
   machine = &m;
   const int clusters = shape.grid / shape.cluster;
-  std::vector<int> order(clusters * shape.grid_rows);
+  std::vector<int> order(clusters * shape.grid_rows * shape.grid_planes);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), m.random);
   for (int index : order) {
-    m.grid_row = index / clusters;
+    m.grid_row = index / clusters % shape.grid_rows;
+    m.grid_plane = index / clusters / shape.grid_rows;
     build_cluster(m, index % clusters * shape.cluster);
     run_cluster(m);
     m.running = -1;

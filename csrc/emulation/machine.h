@@ -38,6 +38,7 @@ struct LaunchShape {
   int threads;
   uint32_t shared_bytes;
   uint64_t seed;
+  int grid_planes = 1;
 };
 
 /// Run `kernel` once for every thread of the grid. Clusters run one after another in an order given by the

@@ -80,8 +80,8 @@ void check_global_read(const void* address, int bytes, const char* what) {
 void land(const Copy& copy) {
   Cta& cta = own_cta();
   std::memcpy(&cta.shared[copy.address], copy.source, copy.bytes);
-  std::memset(&cta.shared[copy.address + copy.bytes], 0, 16 - copy.bytes);
-  record_write(cta, copy.address, 16);
+  std::memset(&cta.shared[copy.address + copy.bytes], 0, copy.width - copy.bytes);
+  record_write(cta, copy.address, copy.width);
 }
 
 void declare_region(const char* name, RegionKind kind, const void* begin, size_t bytes) {

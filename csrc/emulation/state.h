@@ -30,7 +30,8 @@ struct Region {
 struct Copy {
   uint32_t address;
   const unsigned char* source;
-  int bytes;
+  int bytes;  // that are copied; the rest of the width becomes zeros
+  int width;
 };
 
 // One 4-byte cell of shared memory. Threads are numbered through the cluster.
@@ -108,6 +109,7 @@ struct Machine {
   size_t scheduler_stack_bytes = 0;
   int running = -1;
   int grid_row = 0;
+  int grid_plane = 0;
   std::mt19937_64 random;
 };
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../gemm/params.h"
+
 namespace sm120::skinny {
 
 constexpr int kTileRows =
@@ -11,7 +13,6 @@ constexpr int kUnitK = 128;  // K of one stage of one warp: two mma steps, 64 by
 constexpr int kWarps = 8;    // K is dealt out unit by unit to the warps of a CTA
 constexpr int kThreads = 32 * kWarps;
 constexpr int kMaxTokens = 64;
-constexpr int kBlock = 16;  // elements of K that share a scale
 // Units in flight per warp. Two keep a CTA under 50 KB, so that two fit in the 100 KB of an SM12x SM: two of
 // one kernel, or the first loads of the next kernel beside the tail of this one.
 constexpr int kRingStages = 2;
@@ -22,24 +23,10 @@ constexpr int kUnitWeightBytes = kTileRows * kUnitRowBytes;
 constexpr int kUnitScaleBytes = kTileRows * kUnitK / 16;
 constexpr int kUnitBytes = kUnitWeightBytes + kUnitScaleBytes;
 
-enum class OutputType : int { kBfloat16 = 0, kFloat16 = 1 };
+using gemm::OutputType;
 
-/// D[m, n] = alpha[n] * sum_k X[m, k] * W[n, k] + bias[n]. Strides in bytes except out_stride (elements).
-struct Params {
-  const uint8_t* activations;        // [m, k/2] packed e2m1, rows activation_stride apart (multiple of 4)
-  const uint8_t* activation_scales;  // swizzled 128x4
-  const uint8_t* weights;            // [n, k/2] packed e2m1, rows weight_stride apart (multiple of 16)
-  const uint8_t* weight_scales;      // swizzled 128x4, 16-byte aligned
-  const float* alpha;                // one, or one per output column
-  const void* bias;                  // n elements of the output type, or null
-  void* out;                         // [m, n], rows out_stride apart (even)
-  int activation_stride;
-  int weight_stride;
-  int64_t out_stride;
-  int m, n, k;
-  int cluster_shift;  // log2 of the CTAs in a cluster; the launcher sets it
-  bool alpha_per_column;
-  OutputType output_type;
+struct Params : gemm::Params {
+  int cluster_shift;  // log2 of the CTAs in a cluster
 };
 
 /// What a launch chooses. Only `cluster` changes the order of the sums, and it never depends on m.

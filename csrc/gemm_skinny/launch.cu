@@ -32,23 +32,10 @@ int shift_of(int cluster) {
 
 }  // namespace
 
-cudaError_t current_device(Device* device) {
-  int index = 0;
-  int clusters = 0;
-  cudaError_t error = cudaGetDevice(&index);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&device->sm_count, cudaDevAttrMultiProcessorCount, index);
-  }
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, index);
-  device->max_cluster = clusters ? kMaxCluster : 1;
-  return error;
-}
-
-cudaError_t launch_gemm(const Params& params, const Config& config, bool dependent_launch,
+cudaError_t launch_gemm(const gemm::Params& params, const Config& config, bool dependent_launch,
                         cudaStream_t stream) {
   const Kernel kernel = kernel_for(config.token_tiles);
-  Params with_shift = params;
-  with_shift.cluster_shift = shift_of(config.cluster);
+  const Params with_shift = {params, shift_of(config.cluster)};
   if (kernel == nullptr || with_shift.cluster_shift < 0 ||
       (params.m < kMaxTokens ? params.m : kMaxTokens) > 8 * config.token_tiles) {
     return cudaErrorInvalidValue;

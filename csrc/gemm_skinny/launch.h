@@ -8,19 +8,10 @@
 
 namespace sm120::skinny {
 
-/// What the launcher must know of the device, read once by the caller.
-struct Device {
-  int sm_count;
-  int max_cluster;  // 1 where clusters do not exist
-};
-
-/// Facts of the current device.
-cudaError_t current_device(Device* device);
-
 /// Launch D = alpha * X W^T + bias on `stream`. `config` must come from choose_config, or differ from it only
 /// for measurements. `dependent_launch` lets it start before the kernel in front has finished (kernel.cuh
 /// says when).
-cudaError_t launch_gemm(const Params& params, const Config& config, bool dependent_launch,
+cudaError_t launch_gemm(const gemm::Params& params, const Config& config, bool dependent_launch,
                         cudaStream_t stream);
 
 }  // namespace sm120::skinny

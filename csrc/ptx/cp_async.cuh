@@ -21,13 +21,35 @@ DEVICE_FN uint64_t policy_evict_first() {
 /// unit.
 DEVICE_FN void cp_async_16(uint32_t shared_address, const void* source, int bytes, uint64_t policy) {
 #if defined(SM120_EMULATED)
-  emu::cp_async_16(shared_address, source, bytes);
+  emu::cp_async(shared_address, source, bytes, 16);
   (void)policy;
 #else
   asm volatile(
       "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;\n" ::"r"(shared_address),
       "l"(source), "r"(bytes), "l"(policy)
       : "memory");
+#endif
+}
+
+/// The same for data that other CTAs read too: it stays in L2 as usual.
+DEVICE_FN void cp_async_16(uint32_t shared_address, const void* source, int bytes) {
+#if defined(SM120_EMULATED)
+  emu::cp_async(shared_address, source, bytes, 16);
+#else
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared_address), "l"(source),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+
+/// Copy the first `bytes` (0 or 8) of 8, for sources that are only 8-byte aligned.
+DEVICE_FN void cp_async_8(uint32_t shared_address, const void* source, int bytes) {
+#if defined(SM120_EMULATED)
+  emu::cp_async(shared_address, source, bytes, 8);
+#else
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;\n" ::"r"(shared_address), "l"(source),
+               "r"(bytes)
+               : "memory");
 #endif
 }
 

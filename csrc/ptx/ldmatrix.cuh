@@ -19,4 +19,12 @@ DEVICE_FN void ldmatrix_x4(FragmentA& fragment, uint32_t row_address) {
 #endif
 }
 
+/// The same for two B operands: matrices 0 and 1 are b0 and b1 of the first, 2 and 3 of the second.
+DEVICE_FN void ldmatrix_x4(FragmentB& first, FragmentB& second, uint32_t row_address) {
+  FragmentA both;
+  ldmatrix_x4(both, row_address);
+  first = {{both.reg[0], both.reg[1]}};
+  second = {{both.reg[2], both.reg[3]}};
+}
+
 }  // namespace sm120::ptx

@@ -10,6 +10,9 @@ namespace sm120::ptx {
 struct Float2 {
   float x, y;
 };
+struct Float4 {
+  float x, y, z, w;
+};
 struct Word2 {
   uint32_t x, y;
 };
@@ -47,6 +50,42 @@ DEVICE_FN Float2 load_shared_f32x2(uint32_t address) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
 #endif
   return value;
+}
+
+DEVICE_FN Word4 load_shared_u32x4(uint32_t address) {
+  Word4 value;
+#if defined(SM120_EMULATED)
+  emu::load_shared(address, &value, sizeof(value));
+#else
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+#endif
+  return value;
+}
+
+DEVICE_FN Float4 load_shared_f32x4(uint32_t address) {
+  Float4 value;
+#if defined(SM120_EMULATED)
+  emu::load_shared(address, &value, sizeof(value));
+#else
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+#endif
+  return value;
+}
+
+DEVICE_FN void store_shared_f32x4(uint32_t address, const Float4& value) {
+#if defined(SM120_EMULATED)
+  emu::store_shared(address, &value, sizeof(value));
+#else
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(value.x), "f"(value.y),
+               "f"(value.z), "f"(value.w)
+               : "memory");
+#endif
 }
 
 DEVICE_FN void store_shared_f32(uint32_t address, float value) {

@@ -48,16 +48,18 @@ struct Decoded {
   uint32_t pair[4];  // codes (0,4), (1,5), (2,6), (3,7) of one register, times their scale, as half2
 };
 
+DEVICE_FN uint32_t scaled(uint32_t bits, __half2 scale) {
+  const __half2 value = __hmul2(*reinterpret_cast<__half2*>(&bits), scale);
+  return *reinterpret_cast<const uint32_t*>(&value);
+}
+
+/// The low byte of an fp16 code is zero, so four codes are first moved to the bits that they have in the high
+/// byte, and the bytes then spread over registers: 11 instructions and 4 multiplies for 8 codes.
 DEVICE_FN Decoded decode_codes(uint32_t codes, __half2 scale) {
-  Decoded out;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint32_t top = codes << (12 - 4 * j);  // code j in bits 15..12, code j + 4 in bits 31..28
-    uint32_t bits = (top & 0x80008000u) | ((top >> 3) & 0x0E000E00u);
-    const __half2 value = __hmul2(*reinterpret_cast<__half2*>(&bits), scale);
-    out.pair[j] = *reinterpret_cast<const uint32_t*>(&value);
-  }
-  return out;
+  const uint32_t even = ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0E0E0E0Eu);  // codes 0, 2, 4, 6
+  const uint32_t odd = (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);          // codes 1, 3, 5, 7
+  return {{scaled(__byte_perm(even, 0, 0x2404), scale), scaled(__byte_perm(odd, 0, 0x2404), scale),
+           scaled(even & 0xFF00FF00u, scale), scaled(odd & 0xFF00FF00u, scale)}};
 }
 
 DEVICE_FN void hmma_m16n8k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,

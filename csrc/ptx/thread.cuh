@@ -15,6 +15,17 @@ DEVICE_FN int thread_index() {
 #endif
 }
 
+/// Which warp of the CTA this is, known to the compiler as the same for all lanes.
+DEVICE_FN int warp_index() {
+#if defined(SM120_EMULATED)
+  return emu::thread_index() / 32;
+#elif defined(__CUDA_ARCH__)
+  return __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x & 1023u) / 32, 0);
+#else
+  return 0;
+#endif
+}
+
 DEVICE_FN int block_index() {
 #if defined(SM120_EMULATED)
   return emu::block_index();
@@ -25,11 +36,32 @@ DEVICE_FN int block_index() {
 #endif
 }
 
+/// Values that block_index takes.
+DEVICE_FN int grid_width() {
+#if defined(SM120_EMULATED)
+  return emu::grid_width();
+#elif defined(__CUDA_ARCH__)
+  return static_cast<int>(gridDim.x & 0x7FFFFFFFu);
+#else
+  return 0;
+#endif
+}
+
 DEVICE_FN int block_index_y() {
 #if defined(SM120_EMULATED)
   return emu::block_index_y();
 #elif defined(__CUDA_ARCH__)
   return static_cast<int>(blockIdx.y & 0xFFFFu);
+#else
+  return 0;
+#endif
+}
+
+DEVICE_FN int block_index_z() {
+#if defined(SM120_EMULATED)
+  return emu::block_index_z();
+#elif defined(__CUDA_ARCH__)
+  return static_cast<int>(blockIdx.z & 0xFFFFu);
 #else
   return 0;
 #endif

@@ -27,3 +27,11 @@ def emulated_gemm(build_folder: Path) -> Path:
     if emulated.compiler() is None:
         pytest.skip("no C++ compiler")
     return emulated.build("tests/kernels/emulated_gemm.cc", build_folder)
+
+
+@pytest.fixture(scope="session")
+def emulated_tiled(build_folder: Path) -> Path:
+    """The tiled GEMM compiled likewise."""
+    if emulated.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return emulated.build("tests/kernels/emulated_gemm_tiled.cc", build_folder)

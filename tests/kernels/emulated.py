@@ -57,7 +57,7 @@ def build(main: str, folder: Path, root: Path = ROOT) -> Path:
     csrc = root / "csrc"
     strict = ["-Werror"] if root == ROOT else []  # a mutation may leave a variable unused
     emulation_headers = sorted((csrc / "emulation").glob("*.h"))
-    headers = sorted(p for p in csrc.rglob("*") if p.suffix in {".h", ".cuh"})
+    headers = sorted(p for p in [*csrc.rglob("*"), *(root / main).parent.glob("*.h")] if p.suffix in {".h", ".cuh"})
     objects = [
         _compiled(
             [*strict, "-c", str(csrc / "emulation" / name)],
@@ -86,13 +86,27 @@ def _buffer(tensor: torch.Tensor | None) -> bytes:
 def run_gemm(
     binary: Path, problem: Problem, folder: Path, *, cluster: int = 1, stages: int = 2, seed: int = 0
 ) -> subprocess.CompletedProcess[str] | torch.Tensor:
-    """Return the kernel's output, or the finished process if it did not end well. Outputs start poisoned with NaN."""
+    """Run the skinny kernel: the output, or the finished process if it did not end well."""
+    tiles = next(t for t in (1, 2, 4, 8) if min(problem.shape[0], 64) <= 8 * t)
+    return _run(binary, problem, folder, (cluster, stages, tiles, seed))
+
+
+def run_tiled(
+    binary: Path, problem: Problem, folder: Path, *, tile: int, seed: int = 0
+) -> subprocess.CompletedProcess[str] | torch.Tensor:
+    """Run the tiled kernel with 128- or 64-wide tiles: the output, or the finished process if it did not end well."""
+    return _run(binary, problem, folder, (tile, int(problem.shape[2] // 2 % 16 == 0), 0, seed))
+
+
+def _run(
+    binary: Path, problem: Problem, folder: Path, own: tuple[int, int, int, int]
+) -> subprocess.CompletedProcess[str] | torch.Tensor:
+    """Outputs start poisoned with NaN."""
     m, n, k = problem.shape
-    tiles = next(t for t in (1, 2, 4, 8) if min(m, 64) <= 8 * t)
     poison = torch.full((m, n), float("nan"), dtype=problem.out_type)
     numbers = (
         m, n, k, k // 2, problem.weight_stride, n, int(problem.alpha.numel() > 1),
-        int(problem.out_type == torch.float16), cluster, stages, tiles, seed,
+        int(problem.out_type == torch.float16), *own,
     )  # fmt: skip
     tensors = (
         problem.x_packed(), swizzle(problem.x_scales), problem.w_packed(), swizzle(problem.w_scales),

@@ -47,10 +47,10 @@ class GpuProblem:
         m, n, _ = self.problem.shape
         return torch.full((m, n), float("nan"), dtype=self.problem.out_type, device="cuda")
 
-    def run(self, out: torch.Tensor | None = None, *, pdl: bool = True, cluster: int = 0) -> torch.Tensor:
-        """Call the kernel; returns the output."""
+    def run(self, out: torch.Tensor | None = None, *, pdl: bool = True, forced: int = 0) -> torch.Tensor:
+        """Call the kernel; returns the output. ``forced`` is nvfp4_gemm's: a cluster, a tile, or its own choice."""
         out = self.poisoned() if out is None else out
-        native().nvfp4_gemm_skinny(self.a, self.a_scale, self.b, self.b_scale, self.alpha, self.bias, out, pdl, cluster)
+        native().nvfp4_gemm(self.a, self.a_scale, self.b, self.b_scale, self.alpha, self.bias, out, pdl, forced)
         return out
 
     def worst(self, out: torch.Tensor) -> float:

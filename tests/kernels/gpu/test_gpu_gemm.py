@@ -42,7 +42,7 @@ def test_random_data_is_within_the_derived_bound(n: int, k: int, out_type: torch
 def test_every_cluster_size_is_right(cluster: int) -> None:
     for m, n, k in [(5, 136, 2064), (20, 40, 7168), (64, 264, 4112)]:
         gpu = GpuProblem(random_problem(m, n, k))
-        assert gpu.worst(gpu.run(cluster=cluster)) <= 1
+        assert gpu.worst(gpu.run(forced=cluster)) <= 1
 
 
 @pytest.mark.parametrize(("n", "k"), [(136, 272), (464, 1856), (1032, 1040)])
@@ -53,18 +53,18 @@ def test_one_hot_is_exact_for_every_column_and_block(n: int, k: int) -> None:
         assert torch.equal(GpuProblem(problem).run().double().cpu(), problem.expected())
 
 
-@pytest.mark.parametrize("m", [65, 127, 128, 129, 1000])
-def test_more_tokens_than_a_block_are_right(m: int) -> None:
-    for n, k in [(136, 464), (896, 5120), (8, 16)]:
+@pytest.mark.parametrize("m", [65, 201])
+def test_the_skinny_kernel_works_off_more_tokens_in_blocks(m: int) -> None:
+    for n, k in [(136, 464), (8, 16)]:
         gpu = GpuProblem(random_problem(m, n, k))
-        assert gpu.worst(gpu.run()) <= 1, f"N={n} K={k}"
+        assert gpu.worst(gpu.run(forced=1)) <= 1, f"N={n} K={k}"
 
 
 def test_an_empty_batch_is_nothing_to_do() -> None:
     full = random_problem(1, 128, 256)
     empty = Problem(full.x_codes[:0], full.x_scales[:0], full.w_codes, full.w_scales, full.alpha, full.bias)
     gpu = GpuProblem(empty)
-    native().nvfp4_gemm_skinny(
+    native().nvfp4_gemm(
         gpu.a, torch.zeros(0, dtype=torch.uint8, device="cuda"), gpu.b, gpu.b_scale, gpu.alpha, gpu.bias,
         gpu.poisoned(), True, 0,
     )  # fmt: skip

@@ -1,0 +1,105 @@
+"""The GEMM for more than 64 tokens on a real GPU: right in both tile sizes, repeatable, safe in graphs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from library import GpuProblem, native  # noqa: E402
+from problem import Problem, one_hot_problem, random_problem  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+OWN_CHOICE, SPLIT_K, WIDE = 0, 64, 128
+# What tensor parallelism leaves of real layers, and the smallest there is.
+SHAPES = [(8, 16), (24, 48), (136, 464), (464, 3696), (2880, 1856), (1856, 2880), (896, 5120)]
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("out_type", [torch.bfloat16, torch.float16])
+def test_random_data_is_within_the_derived_bound(n: int, k: int, out_type: torch.dtype) -> None:
+    full = random_problem(1000, n, k, out_type=out_type)
+    for m in (65, 127, 128, 129, 1000):
+        problem = Problem(
+            full.x_codes[:m], full.x_scales[:m], full.w_codes, full.w_scales,
+            full.alpha if m % 2 else full.alpha[:1], full.bias if m % 3 else None, out_type,
+        )  # fmt: skip
+        gpu = GpuProblem(problem)
+        for forced, pdl in ((OWN_CHOICE, True), (OWN_CHOICE, False), (SPLIT_K, True), (WIDE, True)):
+            assert gpu.worst(gpu.run(forced=forced, pdl=pdl)) <= 1, f"M={m} forced={forced} pdl={pdl}"
+
+
+@pytest.mark.parametrize("tile", [SPLIT_K, WIDE])
+@pytest.mark.parametrize(("n", "k"), [(136, 272), (264, 1040), (464, 1856)])
+def test_one_hot_is_exact_for_every_column_and_block(n: int, k: int, tile: int) -> None:
+    problem = one_hot_problem(n, k, [i % (k // 16) for i in range(max(65, k // 16))])
+    assert torch.equal(GpuProblem(problem).run(forced=tile).double().cpu(), problem.expected())
+
+
+def test_the_plan_names_the_tile() -> None:
+    assert str(native().nvfp4_gemm_plan(64, 4096, 4096)).startswith("cluster")
+    assert str(native().nvfp4_gemm_plan(65, 512, 4096)) == "tile 64"
+    assert str(native().nvfp4_gemm_plan(8192, 8192, 4096)) == "tile 128"
+
+
+@pytest.mark.parametrize("tile", [SPLIT_K, WIDE])
+def test_activation_rows_apart_from_each_other_are_right(tile: int) -> None:
+    """Rows of a wider buffer, at multiples of 8 bytes and of 16, with poison between them."""
+    for padding in (8, 16):
+        gpu = GpuProblem(random_problem(130, 136, 272))
+        wide = torch.full((130, 136 + padding), 0xFF, dtype=torch.uint8, device="cuda")
+        wide[:, :136] = gpu.a
+        gpu.a = wide[:, :136]
+        assert gpu.worst(gpu.run(forced=tile)) <= 1
+
+
+@pytest.mark.parametrize("tile", [SPLIT_K, WIDE])
+def test_a_thousand_calls_give_the_same_bits(tile: int) -> None:
+    for m, n, k in [(129, 512, 7168), (300, 464, 3696)]:
+        gpu = GpuProblem(random_problem(m, n, k))
+        first = gpu.run(forced=tile)
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        for _ in range(1000):
+            wrong += (gpu.run(forced=tile) != first).sum()
+        assert int(wrong) == 0
+
+
+@pytest.mark.parametrize("tile", [SPLIT_K, WIDE])
+def test_graph_replays_follow_new_activations_in_a_dependent_chain(tile: int) -> None:
+    """A kernel that writes the activations stands directly in front of a GEMM launched as its dependent."""
+    variants = [random_problem(150, 896, 2560, seed=s) for s in range(3)]
+    for v in variants[1:]:
+        v.w_codes, v.w_scales, v.alpha, v.bias = (
+            variants[0].w_codes, variants[0].w_scales, variants[0].alpha, variants[0].bias,
+        )  # fmt: skip
+    gpus = [GpuProblem(v) for v in variants]
+    expected = [g.run(forced=tile, pdl=False) for g in gpus]
+    live = GpuProblem(variants[0])
+    source, source_scale = live.a.clone(), live.a_scale.clone()
+    outs = [live.poisoned() for _ in range(4)]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for out in outs:
+            live.a.copy_(source)
+            live.a_scale.copy_(source_scale)
+            live.run(out, forced=tile)
+            live.run(out, forced=tile)
+            live.a.fill_(0xFF)
+    for round_index in range(30):
+        which = round_index % 3
+        source.copy_(gpus[which].a)
+        source_scale.copy_(gpus[which].a_scale)
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        for out in outs:
+            assert torch.equal(out, expected[which])
