@@ -28,7 +28,7 @@ class EmulatedLibrary:
         self._quantize.argtypes = [*[_ADDRESS] * 4, _LONG, *[_INT] * 5]
         self._lock = threading.Lock()
 
-    def nvfp4_gemm_skinny(
+    def nvfp4_gemm(
         self,
         a: torch.Tensor,
         a_scale: torch.Tensor,

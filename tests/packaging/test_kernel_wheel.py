@@ -30,7 +30,7 @@ from sglang_sm120 import build
 path = build.library_path((12, 1))
 print(path)
 try:
-    tvm_ffi.load_module(str(path)).nvfp4_gemm_skinny_config(8, "not a number", 7168)
+    tvm_ffi.load_module(str(path)).nvfp4_gemm_plan(8, "not a number", 7168)
 except TypeError as error:
     print("TypeError")
 """
