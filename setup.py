@@ -92,68 +92,22 @@ class BuildBootPth(Step):
         return [BOOT_PTH]
 
 
-class BuildKernels(Step):
-    """Puts the CUDA sources into the package, and the compiled library if this wheel is to have one.
+class CopyFolder(Step):
+    """Puts a folder of the checkout into the package. An editable installation uses it where it lies."""
 
-    In a checkout they lie beside the package; an editable installation uses them there.
-    """
-
-    description = "copy the CUDA sources into the package and compile them if asked to"
+    folder: ClassVar[str]
 
     def run(self) -> None:
         if self.editable_mode:
             return
-        # Whatever an earlier build left: a file that was removed from csrc must not live on in the wheel.
-        shutil.rmtree(self.target / PACKAGE / "csrc", ignore_errors=True)
-        for source, copy in zip(self.sources(), self.copies(), strict=True):
-            self.mkpath(str(copy.parent))
-            self.copy_file(str(source), str(copy))
-        if with_kernels():
-            try:
-                self.compile(self.target / LIBRARY)
-            except UnsupportedError as error:
-                raise SystemExit(f"No wheel with compiled kernels: {error}") from error
-
-    def compile(self, library: Path) -> None:
-        self.mkpath(str(library.parent))
-        toolchain = find_toolchain()
-        self.announce(f"compiling {library.name} with {toolchain.nvcc}, CUDA {toolchain.text}", level=2)
-        compile_library(ROOT / "csrc", spec.WHEEL_TARGETS, toolchain, library)
-        require_portable(library)
-
-    def sources(self) -> list[Path]:
-        return spec.files(ROOT / "csrc")
-
-    def copies(self) -> list[Path]:
-        return [self.target / PACKAGE / source.relative_to(ROOT) for source in self.sources()]
-
-    def get_outputs(self) -> list[str]:
-        if self.editable_mode:
-            return []
-        library = self.target / LIBRARY
-        compiled = [library, library.with_suffix(".json")] if with_kernels() else []
-        return [str(path) for path in (*self.copies(), *compiled)]
-
-    def get_source_files(self) -> list[str]:
-        return [str(source.relative_to(ROOT)) for source in self.sources()]
-
-
-class BuildPatches(Step):
-    """Puts the patches for upstream projects into the package. An editable installation uses the checkout's."""
-
-    description = "copy the patches for upstream projects into the package"
-
-    def run(self) -> None:
-        if self.editable_mode:
-            return
-        shutil.rmtree(self.target / PACKAGE / "patches", ignore_errors=True)
+        # Whatever an earlier build left: a file that was removed from the folder must not live on in the wheel.
+        shutil.rmtree(self.target / PACKAGE / self.folder, ignore_errors=True)
         for source, copy in zip(self.sources(), self.copies(), strict=True):
             self.mkpath(str(copy.parent))
             self.copy_file(str(source), str(copy))
 
     def sources(self) -> list[Path]:
-        folder = ROOT / "patches"
-        return [*sorted(folder.glob("*/*/*.patch")), folder / "pristine.json"]
+        raise NotImplementedError
 
     def copies(self) -> list[Path]:
         return [self.target / PACKAGE / source.relative_to(ROOT) for source in self.sources()]
@@ -163,6 +117,49 @@ class BuildPatches(Step):
 
     def get_source_files(self) -> list[str]:
         return [str(source.relative_to(ROOT)) for source in self.sources()]
+
+
+class BuildKernels(CopyFolder):
+    """Puts the CUDA sources into the package, and the compiled library if this wheel is to have one."""
+
+    description = "copy the CUDA sources into the package and compile them if asked to"
+    folder = "csrc"
+
+    def run(self) -> None:
+        super().run()
+        if with_kernels() and not self.editable_mode:
+            try:
+                self.compile()
+            except UnsupportedError as error:
+                raise SystemExit(f"No wheel with compiled kernels: {error}") from error
+
+    def compile(self) -> None:
+        library = self.target / LIBRARY
+        self.mkpath(str(library.parent))
+        toolchain = find_toolchain()
+        self.announce(f"compiling {library.name} with {toolchain.nvcc}, CUDA {toolchain.text}", level=2)
+        # The copies: what is installed must compile without the rest of the checkout.
+        compile_library(self.target / PACKAGE / self.folder, spec.WHEEL_TARGETS, toolchain, library)
+        require_portable(library)
+
+    def sources(self) -> list[Path]:
+        return spec.files(ROOT / self.folder)
+
+    def get_outputs(self) -> list[str]:
+        library = self.target / LIBRARY
+        compiled = [str(library), str(library.with_suffix(".json"))]
+        return super().get_outputs() + (compiled if with_kernels() and not self.editable_mode else [])
+
+
+class BuildPatches(CopyFolder):
+    """Puts the patches for upstream projects into the package."""
+
+    description = "copy the patches for upstream projects into the package"
+    folder = "patches"
+
+    def sources(self) -> list[Path]:
+        folder = ROOT / self.folder
+        return [*sorted(folder.glob("*/*/*.patch")), folder / "pristine.json"]
 
 
 class Build(build):

@@ -1,6 +1,6 @@
 """Kernels compiled on the user's machine: the folder is the user's alone, nothing half done is ever loaded.
 
-The compiler is a script that writes a few bytes; the real one is in ``test_compilers.py``.
+The compiler is a script that writes a few bytes; the real one makes the wheel of ``test_kernel_wheel.py``.
 """
 
 from __future__ import annotations

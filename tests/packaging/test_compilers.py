@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_sm120 import env
-from sglang_sm120.build import compiler, driver, loader, manifest, spec, toolchain
+from sglang_sm120.build import compiler, driver, loader, spec, toolchain
 from sglang_sm120.errors import UnsupportedError
 from tests.packaging.environments import ROOT
 from tests.support import cuda_tools
@@ -152,21 +152,6 @@ def real(monkeypatch: pytest.MonkeyPatch) -> toolchain.Toolchain:
     """This machine's compiler, or the one in NVIDIA's wheels."""
     monkeypatch.setenv("PATH", cuda_tools.search_path())
     return toolchain.find_toolchain()
-
-
-def test_the_sources_compile_for_one_card_and_the_library_answers(real: toolchain.Toolchain, tmp_path: Path) -> None:
-    import tvm_ffi
-
-    library = tmp_path / "kernels.so"
-    compiler.compile_library(ROOT / "csrc", [spec.target_for((12, 1))], real, library)
-    facts, problem = manifest.read(library)
-    assert problem == ""
-    assert facts is not None
-    assert (facts.targets, facts.cuda, facts.tvm_ffi) == (("120f",), real.version, tvm_ffi.__version__)
-    assert facts.refusal(spec.digest(ROOT / "csrc"), (12, 1)) is None
-    module = tvm_ffi.load_module(str(library))
-    with pytest.raises(TypeError, match="nvfp4_gemm_skinny_config"):
-        module.nvfp4_gemm_skinny_config("no number", 512, 7168)
 
 
 def test_plain_sm_120_ends_with_a_readable_refusal(

@@ -52,6 +52,14 @@ def test_wheel_holds_every_module_of_the_package(wheel: Path, source: Path) -> N
         assert modules == {name for name in archive.namelist() if name.endswith(".py")}
 
 
+def test_wheel_holds_every_patch_and_what_it_is_for(wheel: Path, source: Path) -> None:
+    wanted = {f"sglang_sm120/{file.relative_to(source)}" for file in source.glob("patches/*/*/*.patch")}
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if name.startswith("sglang_sm120/patches/")}
+    assert len(wanted) > 10
+    assert held == {*wanted, "sglang_sm120/patches/pristine.json"}
+
+
 def test_record_lists_the_boot_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         content = archive.read(BOOT)
