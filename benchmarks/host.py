@@ -62,6 +62,7 @@ def _call_times() -> dict[str, list[float]]:
     install()
     import sglang.srt.layers.quantization.modelopt_quant as modelopt
 
+    from sglang_sm120 import native
     from sglang_sm120.backends import torch_reference
     from sglang_sm120.host import patches_gemm
     from sglang_sm120.host.patching import Patcher
@@ -76,6 +77,8 @@ def _call_times() -> dict[str, list[float]]:
     patches_gemm.route_gemm(module, Patcher())
     arguments = (byte, byte, byte, byte, scale, torch.bfloat16)
     torch_reference.linear = at_once
+    kernels = SimpleNamespace(nvfp4_gemm=at_once, nvfp4_quantize=at_once)
+    vars(native)["_library"] = lambda device: (kernels, True)
     x = torch.empty(1, 16, dtype=torch.bfloat16)
     linear = (x, byte, byte, scale, scale, None)
     original_apply = modelopt.ModelOptFp4LinearMethod.apply.__wrapped__
@@ -92,6 +95,8 @@ def _call_times() -> dict[str, list[float]]:
             "the same through torch.ops.sglang_sm120.nvfp4_linear": lambda: ops.nvfp4_linear(
                 *linear, "torch_reference"
             ),
+            "sm120 with kernels that return at once": lambda: native.linear(*linear),
+            "the same through the operator": lambda: ops.nvfp4_linear(*linear, "sm120"),
         }
     )
 

@@ -29,7 +29,8 @@ def library_path() -> Path:
     if found is None:
         raise RuntimeError("no C++ compiler: install g++ to run the kernels on the CPU")
     here, csrc = ROOT / "cpu_host" / "kernels", ROOT / "csrc"
-    sources = [here / "library.cc", *sorted((csrc / "emulation").glob("*.cc")), *sorted(csrc.rglob("*.cu"))]
+    units = (p for p in sorted(csrc.rglob("*")) if p.suffix in {".cu", ".cc"} and p.parent.name != "binding")
+    sources = [here / "library.cc", *units]
     headers = [p for folder in (here, csrc) for p in sorted(folder.rglob("*")) if p.suffix in {".h", ".cuh"}]
     digest = hashlib.sha256(" ".join((found, *_FLAGS)).encode())
     for file in (*sources, *headers):

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "emulation/state.h"
-#include "gemm_skinny/launch.h"
+#include "gemm/launch.h"
 #include "quantize/launch.h"
 
 namespace {
@@ -27,11 +27,11 @@ size_t matrix_bytes(int rows, int64_t stride, int64_t width) {
 
 }  // namespace
 
-// Sizes and strides as in skinny::Params.
+// Sizes and strides as in gemm::Params.
 extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, const uint8_t* b, const uint8_t* b_scale,
                                    const float* alpha, const void* bias, void* out, int m, int n, int k, int a_stride,
                                    int b_stride, int64_t out_stride, int alpha_per_column, int float16) {
-  skinny::Params p = {};
+  gemm::Params p = {};
   p.activations = a;
   p.activation_scales = a_scale;
   p.weights = b;
@@ -46,7 +46,7 @@ extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, con
   p.n = n;
   p.k = k;
   p.alpha_per_column = alpha_per_column != 0;
-  p.output_type = float16 != 0 ? skinny::OutputType::kFloat16 : skinny::OutputType::kBfloat16;
+  p.output_type = float16 != 0 ? gemm::OutputType::kFloat16 : gemm::OutputType::kBfloat16;
 
   emu::regions.clear();
   declare("a", kInput, a, matrix_bytes(m, a_stride, k / 2));
@@ -56,10 +56,10 @@ extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, con
   declare("alpha", kInput, alpha, sizeof(float) * (alpha_per_column != 0 ? n : 1));
   declare("bias", kInput, bias, size_t{2} * n);
   declare("out", kOutput, out, 2 * matrix_bytes(m, out_stride, n));
-  skinny::Device device = {};
-  const cudaError_t error = skinny::current_device(&device);
+  gemm::Device device = {};
+  const cudaError_t error = gemm::current_device(&device);
   if (error != cudaSuccess) return error;
-  return skinny::launch_gemm(p, skinny::choose_config(m, n, k, device.sm_count, device.max_cluster), true, nullptr);
+  return gemm::launch(p, gemm::choose_plan(m, n, k, device), true, nullptr);
 }
 
 // As quantize::Params; `swizzled` and `exact` choose layout and rule.
