@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from sglang_sm120 import __version__
-from sglang_sm120.cli import model_commands, patches
+from sglang_sm120.cli import bench_commands, model_commands, patches
 from sglang_sm120.cli.redact import redacted
 from sglang_sm120.errors import Sm120Error
 
@@ -96,6 +96,7 @@ def probe(
 
 
 model_commands.add_to(app)
+bench_commands.add_to(app)
 app.add_typer(patches.app)
 
 

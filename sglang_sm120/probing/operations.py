@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,10 @@ from sglang_sm120 import ops
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.record import QUANTIZER
 from sglang_sm120.errors import ConfigError, bad_value
+
+#: SGLang runs FlashInfer's autotuner over the dense FP4 GEMM for the other values (sglang 0.5.23
+#: srt/model_executor/runner/flashinfer_autotune.py, which asks two predicates that seam "enum" extends).
+_NOT_AUTOTUNED = ("cudnn", "trtllm")
 
 #: ``quantize(x [M, K], encode scale) -> (packed [M, K/2], block scales, 128x4 swizzle)``
 Quantize = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -33,6 +38,7 @@ class Operations:
         linear: both in one operator, for backends that quantize themselves.
         column_alpha: whether ``gemm`` takes an alpha per column and a bias; else one alpha and no bias.
         judges_quantizer: whether a wrong quantizer is this subject's own fault.
+        warm_up: context of the first call of a shape: FlashInfer's autotuner where SGLang runs it.
     """
 
     quantize: Quantize | None = None
@@ -40,6 +46,7 @@ class Operations:
     linear: Linear | None = None
     column_alpha: bool = False
     judges_quantizer: bool = False
+    warm_up: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def of_subject(subject: str) -> Operations:
@@ -62,7 +69,11 @@ def of_subject(subject: str) -> Operations:
         )
     if record.flashinfer_name is None:
         raise ConfigError(bad_value("backend", subject, "only a server can call SGLang's own kernels"))
-    return Operations(quantize=_flashinfer_quantize(), gemm=_flashinfer_gemm(record.flashinfer_name))
+    return Operations(
+        quantize=_flashinfer_quantize(),
+        gemm=_flashinfer_gemm(record.flashinfer_name),
+        warm_up=nullcontext if record.flashinfer_name in _NOT_AUTOTUNED else _autotune,
+    )
 
 
 def _flashinfer_quantize() -> Quantize:
@@ -97,3 +108,8 @@ def _flashinfer_gemm(name: str) -> Gemm:
         return out if bias is None else out + bias
 
     return gemm
+
+
+def _autotune() -> AbstractContextManager[object]:
+    context: AbstractContextManager[object] = importlib.import_module("flashinfer.autotuner").autotune(True)
+    return context

@@ -1,0 +1,68 @@
+"""The command ``bench``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sglang_sm120.cli.redact import redacted
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="A folder or config.json, a hub id that is in the local cache, or a preset.", show_default=False
+    ),
+]
+Shapes = Annotated[list[str] | None, typer.Option("--shape", help="NxK instead of a model; may be repeated.")]
+Tp = Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks that share the model.")]
+Rows = Annotated[str, typer.Option(help="Values of M such as 1,16,128. Without it: decode, verification and prefill.")]
+Backends = Annotated[
+    list[str] | None, typer.Option("--backend", help="Measure only this value; may be repeated. It must have passed.")
+]
+Dtype = Annotated[str, typer.Option(help="bfloat16 or float16.")]
+Budget = Annotated[float, typer.Option(min=0, help="Seconds that a backend may spend on first calls (compilation).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON without names, paths or secrets of this machine.")]
+
+
+def bench(
+    model: Model = None,
+    shape: Shapes = None,
+    tp: Tp = 1,
+    rows: Rows = "",
+    backend: Backends = None,
+    dtype: Dtype = "bfloat16",
+    compile_budget: Budget = 600.0,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the result, PNG or SVG by the name.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure what an earlier run has measured already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Time every backend that passed its probe on the shapes of a model: quantizing and multiplying, as a server does.
+
+    Each result is kept for this card and these versions, so that a run which was interrupted goes on where it ended.
+    Exits with 1 if a CUDA error or Ctrl-C ended it early.
+    """
+    from sglang_sm120.cli import bench as room
+    from sglang_sm120.cli import bench_report
+    from sglang_sm120.cli import plot as plotting
+
+    if plot is not None:
+        plotting.check_path(plot)
+    wish = room.Wish(model, tuple(shape or ()), tp, rows, tuple(backend or ()), dtype, compile_budget)
+    session = room.measure(wish, again=again, quiet=as_json)
+    data = bench_report.report(session)
+    if as_json:
+        typer.echo(json.dumps(redacted(data), indent=2, sort_keys=True))
+    else:
+        bench_report.render(data)
+    if plot is not None and any(result.entry for result in session.results):
+        plotting.draw(data, plot)
+    if session.ended:
+        raise typer.Exit(1)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands of this module."""
+    app.command()(bench)

@@ -1,0 +1,79 @@
+"""Measure many cases one after the other and keep each result at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sglang_sm120.backends import verdict
+from sglang_sm120.backends.record import HostFacts
+from sglang_sm120.errors import ConfigError, bad_value
+from sglang_sm120.probing.run import PROBEABLE
+from sglang_sm120.tuning.cases import Shape
+from sglang_sm120.tuning.choice import choose
+from sglang_sm120.tuning.results import Entry
+
+if TYPE_CHECKING:
+    from sglang_sm120.tuning.timing import CompileBudget
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case with its times; ``problems`` says why a backend has none. ``entry`` is ``None`` if none has any."""
+
+    shape: Shape
+    m: int
+    entry: Entry | None
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def candidates(wanted: Sequence[str], facts: HostFacts) -> tuple[list[str], dict[str, str]]:
+    """Return the backends to measure, and why others are left out. Only what passed its probe here is measured.
+
+    Raises:
+        ConfigError: a name that cannot be measured, or nothing passed.
+    """
+    for value in wanted:
+        if value not in PROBEABLE:
+            raise ConfigError(bad_value("--backend", value, f"name one of {', '.join(PROBEABLE)}"))
+    taken, left_out = [], {}
+    for value in dict.fromkeys(wanted) or PROBEABLE:
+        judged = verdict(value, facts)
+        if judged.status != "ok":
+            left_out[value] = judged.reason
+        elif not facts.passed_probe(value):
+            found = facts.probed.get(value)
+            left_out[value] = f"probe says {found}" if found else "not probed on this card and these versions"
+        else:
+            taken.append(value)
+    if not taken:
+        reasons = "; ".join(f"{value}: {reason}" for value, reason in left_out.items())
+        raise ConfigError(f"No backend can be measured here ({reasons}). Run sglang-sm120 probe first.")
+    return taken, left_out
+
+
+def run(
+    todo: Sequence[tuple[Shape, int]], values: Sequence[str], dtype: str, facts: HostFacts, budget: CompileBudget
+) -> Iterator[Result]:
+    """Measure each case and yield it. The consumer may stop at any time.
+
+    Raises:
+        RuntimeError: a CUDA error, naming the case; this process cannot measure any more.
+    """
+    import torch
+
+    from sglang_sm120.tuning.timing import measure
+
+    device = torch.device("cpu" if facts.capability is None else "cuda")
+    for shape, m in todo:
+        fits = [v for v in values if verdict(v, facts, n=shape.n, k=shape.k, out_dtype=dtype).status == "ok"]
+        refused = {v: verdict(v, facts, n=shape.n, k=shape.k, out_dtype=dtype).reason for v in values if v not in fits}
+        try:
+            found = measure(fits, m, shape.n, shape.k, getattr(torch, dtype), device, budget)
+        except RuntimeError as error:
+            raise RuntimeError(f"M={m} N={shape.n} K={shape.k} with {', '.join(fits)}: {error}") from error
+        entry = None
+        if found.timings:
+            entry = Entry(shape.n, shape.k, dtype, m, choose(found.timings), found.timings)
+        yield Result(shape, m, entry, {**refused, **found.problems})
