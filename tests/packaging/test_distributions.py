@@ -43,7 +43,7 @@ def test_wheel_holds_the_package_and_the_boot_file_only(wheel: Path) -> None:
         BOOT,
         f"sglang_sm120-{sglang_sm120.__version__}.dist-info",
     }
-    assert "sglang_sm120/py.typed" in names
+    assert {f"sglang_sm120/{name}" for name in ("py.typed", "cards.json", "models/presets.json")} <= set(names)
 
 
 def test_wheel_holds_every_module_of_the_package(wheel: Path, source: Path) -> None:
