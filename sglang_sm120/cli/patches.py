@@ -35,7 +35,7 @@ def list_patches(target: TargetOption = None) -> None:
     """List every patch, and how the SGLang on disk stands."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from sglang_sm120.upstream.catalog import load_catalog
     from sglang_sm120.upstream.operations import inspect
@@ -44,7 +44,8 @@ def list_patches(target: TargetOption = None) -> None:
     found = _find(target, required=target is not None)
     status = inspect(found, catalog) if found is not None else None
     here = () if status is None or status.release is None else [p.name for p in catalog.series(status.release)]
-    table = Table("patch", "what it does", "here", pad_edge=False)
+    # Folded, not cut: the name is what `show` takes.
+    table = Table(Column("patch", overflow="fold"), "what it does", "here", pad_edge=False)
     for patch in catalog.patches:
         applied = status is not None and patch.name in status.patches
         table.add_row(patch.name, escape(patch.subject), "applied" if applied else "fits" if patch.name in here else "")

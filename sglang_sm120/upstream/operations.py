@@ -97,10 +97,6 @@ def revert(target: Target) -> State | None:
         state = transaction.read_state(target)
         if state is None:
             return undone
-        if transaction.replaced_since(target, state):
-            logger.warning("%s was installed anew after it was patched; only the record is removed.", target.package)
-            _forget(target)
-            return None
         transaction.revert(target, state)
         return state
 
@@ -122,14 +118,17 @@ def _unlike(target: Target, state: State) -> list[str]:
 
 
 def _repair(target: Target) -> State | None:
-    """Undo what an interrupted command left half done; return its state if there was one."""
+    """Undo what an interrupted command or a new installation left half done; return its state if there was one."""
     state = transaction.read_state(target)
     if state is None:
         _forget(target)  # a start that was interrupted before it changed anything
         return None
-    if state.phase == "applied":
+    if transaction.replaced_since(target, state):
+        logger.warning("%s is not patched any more; what is left of the patches is removed.", target.package)
+    elif state.phase == "applied":
         return None
-    logger.warning("An interrupted command had left %s half patched; restoring it.", target.package)
+    else:
+        logger.warning("An interrupted command had left %s half patched; restoring it.", target.package)
     transaction.restore(target, state)
     return state
 

@@ -135,12 +135,14 @@ def write(target: Target, state: State, contents: Mapping[str, bytes]) -> None:
 def restore(target: Target, state: State) -> None:
     """Move every original back and forget the state. Starts again where an earlier call was interrupted.
 
+    Where SGLang was installed anew, only what the patches had created is removed.
+
     Raises:
         PatchError: a file is neither the original nor the patched one; nothing was moved. Or a file could not be
             moved; the next call goes on.
     """
     changed = changed_since(target, state)
-    if changed:
+    if changed and not replaced_since(target, state):
         raise PatchError(
             f"{', '.join(changed)} in {target.package} changed after the patches were applied. Nothing was touched; "
             "undo that change, or reinstall SGLang."
@@ -148,7 +150,7 @@ def restore(target: Target, state: State) -> None:
     try:
         for number, file in enumerate(state.files):
             place = _place(target, file)
-            if sha256(place) == file.before:
+            if sha256(place) != file.after:
                 continue
             if file.before is None:
                 place.unlink()

@@ -147,15 +147,31 @@ def test_revert_refuses_by_name_what_was_changed_after_the_patches(installed: Ta
     assert (status.condition, "srt/engine.py" in status.detail) == ("changed", True)
 
 
-def test_an_installation_over_the_patches_is_noticed(installed: Target, catalog: Catalog) -> None:
+def install_anew(target: Target, **changed: str) -> None:
+    """What an installer does: it replaces its own files and leaves those it does not know."""
+    for path, text in FILES.items():
+        (target.package / path).write_text(changed.get(Path(path).stem, text))
+
+
+def test_an_installation_over_the_patches_can_be_patched_again(installed: Target, catalog: Catalog) -> None:
+    before = snapshot(installed.package / "srt").keys()
     operations.apply(installed, catalog)
-    for path, text in FILES.items():  # an installer replaces its own files and leaves the ones it does not know
-        (installed.package / path).write_text(text)
+    install_anew(installed)
     assert operations.inspect(installed, catalog).condition == "published"
     assert len(operations.check(installed, catalog).contents) == 3
     operations.apply(installed, catalog)
+    assert operations.inspect(installed, catalog).condition == "patched"
     operations.revert(installed)
-    assert not (installed.package / "srt/added").exists() or not any((installed.package / "srt/added").rglob("*.py"))
+    assert snapshot(installed.package / "srt").keys() == before
+
+
+def test_what_patches_created_is_removed_from_a_new_installation(installed: Target, catalog: Catalog) -> None:
+    names = snapshot(installed.package).keys()
+    operations.apply(installed, catalog)
+    install_anew(installed, engine="a_newer_release = True\n", values="here_too = True\n")
+    operations.revert(installed)
+    assert snapshot(installed.package).keys() == names
+    assert read(installed, "srt/engine.py") == "a_newer_release = True\n"
 
 
 def test_code_that_would_not_compile_is_refused(installed: Target, tmp_path: Path) -> None:
