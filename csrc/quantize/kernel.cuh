@@ -13,7 +13,7 @@
 //   row p+96        a b c d
 //
 // Padding of the swizzled scales is written by the same threads (zeros), because consumers that read whole
-// tiles rely on it: rows from m on and blocks from k / 16 on count as blocks of zeros that are not loaded.
+// tiles rely on it: rows from m on and blocks from k / 16 on count as blocks of zeros.
 #pragma once
 
 #include "../layout/scale_layout.cuh"
