@@ -22,7 +22,7 @@ from sglang_sm120.backends.record import (
     Requirement,
     Source,
 )
-from sglang_sm120.backends.table import BEFORE_BLACKWELL, SM10X, SM12X
+from sglang_sm120.backends.table import BACKENDS, BEFORE_BLACKWELL, SM10X, SM12X
 
 
 def _issue(ref: str) -> Source:
@@ -39,14 +39,15 @@ _SCHEME = (
     "(CompressedTensorsW4A4Nvfp4MoE)"
 )
 _CUTLASS_MODULES = _code("flashinfer 0.7.4 jit/fused_moe.py (gen_cutlass_fused_moe_sm120_module)")
-_ARCH = _code("flashinfer 0.7.4 compilation_context.py (_normalize_cuda_arch)")
 _CUBINS = _issue("flashinfer#3670")
 _CUTE_DSL = _code("flashinfer 0.7.4 fused_moe/cute_dsl/fused_moe.py (supported_compute_capability)")
 
+#: What FlashInfer needs to compile anything at all stands in the dense rows.
+_DENSE = BACKENDS["flashinfer_cutlass"]
 _NVCC: dict[Capability, Requirement] = {
-    (12, 0): Requirement("cuda_toolkit", ">=12.8", _ARCH),
-    (12, 1): Requirement("cuda_toolkit", ">=12.9", _ARCH),
+    row.capability: bound for row in _DENSE.rows for bound in row.requires if bound.package == "cuda_toolkit"
 }
+_JIT_WANTS_12_9 = next(fault for fault in _DENSE.faults if fault.name == "jit-needs-cuda-12.9")
 
 #: The define -DCUTLASS_ENABLE_GDC_FOR_SM100=1 is missing in jit/fused_moe.py up to 0.6.7.post3 and there from
 #: 0.6.8.post1; the dense GEMM got it one release earlier.
@@ -59,18 +60,6 @@ _PDL_RACE = Fault(
     remedy="install flashinfer-python >= 0.6.8.post1",
     severity="refuse",
     source=_issue("flashinfer#2913"),
-)
-_JIT_WANTS_12_9 = Fault(
-    name="moe-jit-needs-cuda-12.9",
-    capabilities=((12, 0),),
-    when=(
-        Requirement("flashinfer", ">=0.6.7,<0.7.1", _code("flashinfer 0.7.0 compilation_context.py")),
-        Requirement("cuda_toolkit", "<12.9", _code("flashinfer 0.7.0 compilation_context.py")),
-    ),
-    effect='this FlashInfer compiles nothing for the card: it raises "SM 12.x requires CUDA >= 12.9"',
-    remedy="install a CUDA toolkit >= 12.9, or flashinfer-python >= 0.7.1",
-    severity="refuse",
-    source=_issue("flashinfer#3633"),
 )
 
 _FLASHINFER_CUTLASS = Backend(
@@ -90,7 +79,7 @@ _FLASHINFER_CUTLASS = Backend(
         )
         for capability in (*SM10X, *SM12X)
     ),
-    absent=(Absence(BEFORE_BLACKWELL, "its NVFP4 kernels use the instructions of capability 10.0 and up", _ARCH),),
+    absent=_DENSE.absent,
     faults=(_PDL_RACE, _JIT_WANTS_12_9),
 )
 
