@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_sm120.errors import UnsupportedError
+from sglang_sm120.errors import FormatError, UnsupportedError
 from sglang_sm120.probing.plan import Plan
 
 
@@ -55,17 +55,27 @@ def run_job(job: dict[str, Any], report: Callable[..., None]) -> tuple[str, str]
         operations = getattr(importlib.import_module(place), function)(job["subject"])
         torch = importlib.import_module("torch")
         steps = importlib.import_module("sglang_sm120.probing.steps").steps
-        count = 0
+        count, products = 0, 0
         for step, action in steps(operations, Plan.from_json(job["plan"]), torch.device(job["device"])):
             report(step=step)
             action()
             count += 1
+            products += step.startswith("GEMM")
     except WrongResult as error:
         return "wrong", f"{step}: {error}"
-    except (ImportError, UnsupportedError) as error:
-        return "unsupported", f"{step}: {type(error).__name__}: {error}"
     except Exception as error:  # noqa: BLE001 - whatever a backend raises is its verdict
-        # torch's own class is no MemoryError.
+        if _refuses(error) and not products:
+            return "unsupported", f"{step}: {type(error).__name__}: {error}"
+        # A server would meet a refusal of some shapes only in the middle of its work.
+        # torch's class for memory is no MemoryError.
         memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         return "crash", f"{step}: {'out of memory' if memory else type(error).__name__}: {error}"
     return "ok", f"{count} steps"
+
+
+def _refuses(error: Exception) -> bool:
+    """Whether a backend says that it does not run here. FlashInfer does so by ValueError and a class of its own."""
+    if isinstance(error, FormatError):
+        return False
+    named = type(error).__name__ == "BackendSupportedError"
+    return named or isinstance(error, (ImportError, UnsupportedError, ValueError, NotImplementedError))

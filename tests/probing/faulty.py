@@ -123,6 +123,10 @@ def _stale_quantizer_input() -> Operations:
     return Operations(quantize=quantize, gemm=gemm, column_alpha=True)
 
 
+class BackendSupportedError(Exception):
+    """Called like FlashInfer's own."""
+
+
 def _segfault(*_: object) -> Tensor:
     ctypes.string_at(0)
     raise AssertionError("reached")
@@ -218,6 +222,9 @@ FAULTS: dict[str, Callable[[], Operations]] = {
     "out of memory": lambda: _with(gemm=_raise(MemoryError("cannot allocate 8 GiB"))),
     "CUDA error": lambda: _with(gemm=_raise(RuntimeError("CUDA error: an illegal memory access\nwas encountered"))),
     "refuses": lambda: _with(gemm=_raise(UnsupportedError("no kernel image"))),
+    "refuses by ValueError": lambda: _with(gemm=_raise(ValueError("needs CUDA 13"))),
+    "refuses as FlashInfer does": lambda: _with(gemm=_raise(BackendSupportedError("not on 120"))),
+    "refuses M=33 only": lambda: _spoilt(_only(33, lambda out: _raise(ValueError("M"))(out))),
     "import fails": _broken_import,
     "hang": lambda: _with(gemm=_hang),
     "hang after the verdict": _hang_at_the_end,

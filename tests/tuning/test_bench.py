@@ -188,8 +188,8 @@ def test_calls_rotate_over_copies_of_the_weight(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch_reference, "linear", linear)
     timing.measure(["torch_reference"], 1, 32, 32, torch.bfloat16, torch.device("cpu"), CompileBudget(600.0))
-    assert len(set(seen)) == 2
-    assert all(a != b for a, b in zip(seen[-20:], seen[-19:], strict=False))
+    first, second = (seen.count(address) for address in dict.fromkeys(seen))
+    assert abs(first - second) <= timing.REPEATS + 2, "each repeat may have one call more with the first copy"
 
 
 @pytest.mark.parametrize(
