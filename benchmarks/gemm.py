@@ -65,7 +65,7 @@ def rotation(n: int, k: int) -> int:
 
 
 class Ours:
-    """The kernel under test with its rotated weights."""
+    """The kernel under test with its rotated weights. ``forced`` is nvfp4_gemm's: a cluster, a tile, its own choice."""
 
     def __init__(self, library: Any, m: int, n: int, k: int) -> None:
         self.library, self.count = library, rotation(n, k)
@@ -82,14 +82,14 @@ class Ours:
         self.alpha = torch.full((n,), 0.01, device="cuda")
         self.out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
-    def call(self, index: int, pdl: bool, cluster: int = 0) -> None:
+    def call(self, index: int, pdl: bool, forced: int = 0) -> None:
         weight, scale = self.weights[index % self.count]
-        self.library.nvfp4_gemm_skinny(self.a, self.a_scale, weight, scale, self.alpha, None, self.out, pdl, cluster)
+        self.library.nvfp4_gemm(self.a, self.a_scale, weight, scale, self.alpha, None, self.out, pdl, forced)
 
-    def time(self, mode: str, cluster: int = 0) -> float:
+    def time(self, mode: str, forced: int = 0) -> float:
         """Microseconds per call in a launch mode."""
         streams = 4 if mode == "independent" else 1
-        return time_graph(lambda i: self.call(i, mode == "pdl", cluster), self.count, streams)
+        return time_graph(lambda i: self.call(i, mode == "pdl", forced), self.count, streams)
 
 
 def humming_layers(n: int, k: int) -> list[Any]:
@@ -117,7 +117,7 @@ def time_shape(args: argparse.Namespace, library: Any, load_only: Any, n: int, k
     dense = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)] if args.bf16 else []
     for m in args.tokens:
         row: dict[str, Any] = {"M": m, "N": n, "K": k, "MB": n * k * 9 / 16 * 1e-6}
-        row["config"] = str(library.nvfp4_gemm_skinny_config(m, n, k))
+        row["config"] = str(library.nvfp4_gemm_plan(m, n, k))
         ours = Ours(library, m, n, k)
         for mode in ("pdl", "plain", "independent"):
             row[mode] = ours.time(mode)

@@ -8,7 +8,7 @@ Compiles every CUDA source for sm_120f and sm_121a and reads the SASS of each en
     has the conversion to e2m1;
   * no spills, no local memory, shared memory and registers within the limits of the card;
   * griddepcontrol.wait (ACQBULK) is on every path: no branch jumps over it and nothing exits in front of it;
-  * in front of it nothing touches memory but cp.async (LDGSTS), which only the weight stream issues;
+  * in front of it nothing touches memory but cp.async (LDGSTS), as often as the first weights need it;
   * griddepcontrol.launch_dependents (PREEXIT) is there.
 
 It also compiles for plain sm_120, which cannot hold the instruction, and expects a readable refusal. Exit status 1 if
@@ -28,19 +28,33 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("csrc/gemm_skinny/launch.cu", "csrc/quantize/launch.cu")
+SOURCES = ("csrc/gemm_skinny/launch.cu", "csrc/gemm_tiled/launch.cu", "csrc/quantize/launch.cu")
 TARGETS = ("120f", "121a")
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}")
 #: SM12x: shared memory a CTA may have, what an SM has for all, what each resident CTA reserves, registers, threads.
 MAX_SHARED, SM_SHARED, CTA_RESERVED, SM_REGISTERS, SM_THREADS = 101376, 102400, 1024, 65536, 1536
-THREADS, UNIT_BYTES, STAGES, WARPS = 256, 2304, 2, 8
-#: The quantizer: threads of a CTA, bytes of the block that a thread loads per row.
-QUANTIZE_THREADS, BLOCK_BYTES = 128, 32
 #: Instructions that read or write memory other than through cp.async or shared memory.
 MEMORY = re.compile(r"^(@!?U?P\d+\s+)?(LDG|STG|LD|ST|LDL|STL|ATOM|ATOMG|RED|REDG|UBLKCP|UTMA\w*|STAS|CCTL)(\.|\s|$)")
-#: Input type, rule and rows per thread in the mangled name of a quantizer entry.
-QUANTIZER = re.compile(r"quantize_kernelI.*InputTypeE(\d).*RuleE(\d)ELi(\d)E")
+#: Files that may issue cp.async: the wrapper and the operand streams.
+CP_ASYNC_FILES = {"cp_async.cuh", "weights.cuh", "operand.cuh"}
+#: Clocks that one OMMA occupies its quarter of an SM, from the data sheet's rate. More instructions than that for each
+#: would bound the tiled kernel by issue slots.
+OMMA_CLOCKS = 16
 REFUSAL = "Plain sm_120/sm_121 has no FP4 tensor instruction"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What an entry point is and what it has to be like; csrc/*/config.h says the same."""
+
+    label: str
+    threads: int
+    shared: int
+    in_flight: int  # bytes a CTA fetches ahead
+    omma: int = 0
+    resident: int = 1  # CTAs that must fit on an SM
+    early_copies: int = 0  # cp.async of the first weights
+    converts: bool = False  # to e2m1
 
 
 @dataclass
@@ -48,11 +62,11 @@ class Entry:
     """Facts of one kernel entry point in one binary."""
 
     target: str
-    name: str
-    token_tiles: int
+    kernel: str
     registers: int
     shared: int
     omma: int
+    per_omma: float  # instructions for each OMMA, from the first to the last
     hmma: int
     resident: int
     in_flight: int
@@ -157,56 +171,71 @@ def dependency_failures(code: list[tuple[str, str]]) -> list[str]:
     return failures
 
 
-def inspect(target: str, name: str, code: list[tuple[str, str]], facts: dict[str, int]) -> Entry:
+def identify(symbol: str) -> Kernel:
+    """Tell from a mangled name which kernel it is.
+
+    Raises:
+        SystemExit: an entry point this gate knows nothing about.
+    """
+    if match := re.search(r"tiled_gemm_kernelI.*ShapeE(64|128)ELb([01])E", symbol):
+        tile, rows = int(match[1]), ("8-byte rows", "16-byte rows")[int(match[2])]
+        strips, slices = tile // 64, 4 // (tile // 64) ** 2
+        ring = 2 * 2 * strips * 4608 * slices  # stages, operands, bytes of a strip
+        return Kernel(
+            f"tiled {tile}, {rows}", 128, ring, ring // 2, 64, 2 if tile == 128 else 1, 5 if tile == 128 else 9
+        )
+    if match := re.search(r"gemm_kernelILi(\d)ELi2E", symbol):
+        tiles, ring = int(match[1]), 8 * 2 * 2304  # warps, stages, bytes of a unit
+        shared = ring + 32 * 8 * tiles * 4 + 8
+        # 2 row tiles x 2 k64 steps x token tiles; 4 copies of codes and 1 of scales for each stage
+        return Kernel(f"skinny, token tiles {tiles}", 256, shared, ring, 4 * tiles, 2 if tiles <= 2 else 1, 10)
+    if match := re.search(r"quantize_kernelI.*InputTypeE(\d).*RuleE(\d)ELi(\d)E", symbol):
+        kind, rule, rows = ("bf16", "fp16")[int(match[1])], ("exact", "fast")[int(match[2])], int(match[3])
+        in_flight = 128 * rows * 32  # threads, rows and bytes of a block
+        return Kernel(f"quantize {kind} {rule}, {rows} rows", 128, 0, in_flight, converts=rule == "fast")
+    raise SystemExit(f"unknown kernel {symbol}: tools/kernel_gate.py must learn what to expect of it")
+
+
+def early_copies(ops: list[str]) -> int:
+    """How many cp.async stand in front of the dependency wait."""
+    wait = next((i for i, o in enumerate(ops) if o.startswith("ACQBULK")), len(ops))
+    return sum(o.startswith("LDGSTS") for o in ops[:wait])
+
+
+def inspect(target: str, symbol: str, code: list[tuple[str, str]], facts: dict[str, int]) -> Entry:
     """Collect and check the facts of one entry."""
-    match = re.search(r"gemm_kernelILi(\d+)ELi(\d+)E", name)
-    quantizer = QUANTIZER.search(name)
-    token_tiles = int(match[1]) if match else 0
-    is_gemm = match is not None
-    shared = WARPS * STAGES * UNIT_BYTES + 32 * 8 * token_tiles * 4 + 8 if is_gemm else 0
+    kernel = identify(symbol)
     registers = facts.get("registers", 0)
-    threads = QUANTIZE_THREADS if quantizer else THREADS
-    per_cta = -(-registers // 8) * 8 * threads
-    resident = min(SM_SHARED // (shared + CTA_RESERVED), SM_REGISTERS // per_cta, SM_THREADS // threads)
-    in_flight = threads * int(quantizer[3]) * BLOCK_BYTES if quantizer else WARPS * STAGES * UNIT_BYTES
+    per_cta = -(-registers // 8) * 8 * kernel.threads
+    resident = min(SM_SHARED // (kernel.shared + CTA_RESERVED), SM_REGISTERS // per_cta, SM_THREADS // kernel.threads)
     ops = [opcode(text) for kind, text in code if kind == "op"]
+    multiplies = [i for i, o in enumerate(ops) if o.startswith("OMMA.SF")]
+    span = multiplies[-1] - multiplies[0] + 1 if multiplies else 0
     entry = Entry(
-        target, name, token_tiles, registers, shared, sum(o.startswith("OMMA.SF") for o in ops),
-        sum(o.startswith("HMMA") for o in ops), resident, resident * in_flight, [],
+        target, kernel.label, registers, kernel.shared, len(multiplies), span / max(1, len(multiplies)),
+        sum(o.startswith("HMMA") for o in ops), resident, resident * kernel.in_flight, [],
     )  # fmt: skip
-    if entry.omma != 4 * token_tiles:
-        entry.failures.append(f"{entry.omma} OMMA.SF instead of {4 * token_tiles}: 2 row tiles x 2 steps x token tiles")
-    if entry.hmma:
-        entry.failures.append(f"{entry.hmma} HMMA")
-    if facts.get("stack", 1):
-        entry.failures.append("stack or spills")
-    if any(o.startswith(("LDL", "STL")) for o in ops):
-        entry.failures.append("local memory")
-    if shared > MAX_SHARED:
-        entry.failures.append("too much shared memory")
-    if resident < (2 if token_tiles <= 2 else 1):
-        entry.failures.append(f"only {resident} CTA on an SM")
-    if quantizer and quantizer[2] == "1" and not any(".E2M1." in o for o in ops):
-        entry.failures.append("no e2m1 conversion")
-    entry.failures += dependency_failures(code)
+    checks = {
+        f"{entry.omma} OMMA.SF instead of {kernel.omma}": entry.omma == kernel.omma,
+        f"{entry.hmma} HMMA": entry.hmma == 0,
+        f"{entry.per_omma:.1f} instructions for an OMMA": entry.per_omma < OMMA_CLOCKS,
+        "stack or spills": facts.get("stack", 1) == 0,
+        "local memory": not any(o.startswith(("LDL", "STL")) for o in ops),
+        "too much shared memory": kernel.shared <= MAX_SHARED,
+        f"only {resident} CTA on an SM": resident >= kernel.resident,
+        "no e2m1 conversion": not kernel.converts or any(".E2M1." in o for o in ops),
+        f"{early_copies(ops)} copies before the dependency wait, not {kernel.early_copies}": (
+            early_copies(ops) == kernel.early_copies
+        ),
+    }
+    entry.failures = [failure for failure, passed in checks.items() if not passed] + dependency_failures(code)
     return entry
 
 
-def kernel_name(symbol: str) -> str:
-    """The kernel's own name out of a mangled symbol."""
-    if match := QUANTIZER.search(symbol):
-        return f"quantize {('bf16', 'fp16')[int(match[1])]} {('exact', 'fast')[int(match[2])]}, {match[3]} rows"
-    match = re.search(r"gemm_kernel", symbol)
-    return match[0] if match else symbol
-
-
 def cp_async_users() -> list[str]:
-    """Kernel files, other than the weight stream, that issue cp.async copies."""
+    """Kernel files, other than the operand streams, that issue cp.async copies."""
     files = (ROOT / "csrc").rglob("*.cu*")
-    return [
-        f.name for f in files
-        if f.name not in {"weights.cuh", "cp_async.cuh"} and "cp_async_16(" in f.read_text()
-    ]  # fmt: skip
+    return [f.name for f in files if f.name not in CP_ASYNC_FILES and re.search(r"cp_async_\d+\(", f.read_text())]
 
 
 def main() -> int:
@@ -220,19 +249,19 @@ def main() -> int:
                 cubin, report = compile_cubin(source, target, Path(folder))
                 facts = resources(report)
                 entries += [inspect(target, n, c, facts.get(n, {})) for n, c in sorted(listing(cubin).items())]
-    print(f"target  {'kernel':<27} token tiles  regs  shared B  OMMA.SF  HMMA  CTAs/SM  KB in flight/SM  verdict")
-    for e in sorted(entries, key=lambda e: (e.target, e.token_tiles)):
+    print(f"target  {'kernel':<27}  regs  shared B  OMMA.SF  instr/OMMA  HMMA  CTAs/SM  KB in flight/SM  verdict")
+    for e in sorted(entries, key=lambda e: (e.target, e.kernel)):
         verdict = "; ".join(e.failures) or "ok"
+        ratio = f"{e.per_omma:.1f}" if e.omma else "-"
         print(
-            f"{e.target:<7} {kernel_name(e.name):<27} {e.token_tiles or '-':>11} {e.registers:>5} {e.shared:>9} "
-            f"{e.omma:>8} {e.hmma:>5} "
+            f"{e.target:<7} {e.kernel:<27} {e.registers:>5} {e.shared:>9} {e.omma:>8} {ratio:>11} {e.hmma:>5} "
             f"{e.resident:>8} {e.in_flight / 1024:>16.1f}  {verdict}"
         )
     refused = plain_target_is_refused()
     others = cp_async_users()
     print(f"limits: shared <= {MAX_SHARED} B a CTA, {SM_SHARED} B an SM; no spills, no local memory, no HMMA")
     print(f"plain sm_120 is refused with a message: {'yes' if refused else 'NO'}")
-    print(f"cp.async outside the weight stream: {', '.join(others) or 'none'}")
+    print(f"cp.async outside the operand streams: {', '.join(others) or 'none'}")
     if args.json:
         args.json.write_text(json.dumps([asdict(e) for e in entries], indent=1))
     return 0 if entries and refused and not others and not any(e.failures for e in entries) else 1
