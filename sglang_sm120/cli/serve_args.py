@@ -15,6 +15,7 @@ from sglang_sm120.cli.card_option import card_for, cards_here
 from sglang_sm120.device import installed_versions
 from sglang_sm120.models.advice import advise, largest_tp, planned_facts
 from sglang_sm120.models.architecture import read_model
+from sglang_sm120.models.checkpoint import tensor_names
 from sglang_sm120.models.quantization import read_quantization
 from sglang_sm120.models.source import load_source, presets
 
@@ -31,7 +32,8 @@ def serve_args_report(model: str, *, tp: int | None, gpus: int | None, card: str
     facts, assumed = planned_facts(target, installed_versions())
     if tp is None:
         tp = largest_tp(described, gpus or (cards_here() if card is None else 1))
-    advice = advise(_path(model), described, quantization, target, facts, tp=tp)
+    tensors = tensor_names(source.folder) if source.folder is not None else None
+    advice = advise(_path(model), described, quantization, target, facts, tp=tp, tensors=tensors)
     report = {**advice.as_data(), "assumed": list(assumed), "check": None}
     if check:
         report["check"] = _check(advice.arguments)

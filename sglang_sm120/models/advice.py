@@ -106,13 +106,24 @@ def planned_facts(card: Card, installed: Mapping[str, str]) -> tuple[HostFacts, 
     return HostFacts(capability=card.capability, versions=versions, device_name=card.name), missing
 
 
-def advise(path: str, model: Model, quantization: Quantization, card: Card, facts: HostFacts, *, tp: int) -> Advice:
+def advise(
+    path: str,
+    model: Model,
+    quantization: Quantization,
+    card: Card,
+    facts: HostFacts,
+    *,
+    tp: int,
+    tensors: frozenset[str] | None = None,
+) -> Advice:
     """Recommend a launch command.
 
     Args:
         path: what goes after ``--model-path``.
         facts: capability and versions to plan for, see :func:`planned_facts`.
         tp: ranks; every one gets a card.
+        tensors: names of the checkpoint's tensors where it is here; some exports announce prediction weights in their
+            configuration and leave them out.
 
     Raises:
         ConfigError: the ranks cannot share the model, or it does not fit into their memory.
@@ -134,7 +145,7 @@ def advise(path: str, model: Model, quantization: Quantization, card: Card, fact
     _add_dense(advice, facts, dense, experts)
     if model.experts:
         _add_runner(advice, facts, _expert_kind(uses, quantization))
-    _add_draft(advice, facts, model, quantization)
+    _add_draft(advice, facts, model, quantization, tensors)
     _add_attention(advice, model, quantization)
     _add_memory(advice, model, quantization)
     return advice
@@ -221,13 +232,20 @@ def _add_runner(advice: Advice, facts: HostFacts, kind: ExpertKind) -> None:
     advice.needs += found.verdict.warnings
 
 
-def _add_draft(advice: Advice, facts: HostFacts, model: Model, quantization: Quantization) -> None:
+def _add_draft(
+    advice: Advice, facts: HostFacts, model: Model, quantization: Quantization, tensors: frozenset[str] | None
+) -> None:
     name = "--speculative-algorithm"
     if model.draft is None:
         advice.left_out.append(LeftOut(name, "the checkpoint has no multi-token prediction weights", "config.json"))
         return
     if not model.draft.served:
         advice.left_out.append(LeftOut(name, model.draft.why_not, f"sglang {ASSUMED['sglang']} srt/models"))
+        return
+    prefix = f"{model.draft.layers[0].prefix}."
+    if tensors is not None and not any(prefix in name for name in tensors):
+        reason = f"the configuration announces prediction weights and no tensor is named {prefix}*"
+        advice.left_out.append(LeftOut(name, reason, "the checkpoint's files"))
         return
     why = "the checkpoint has prediction weights, and several tokens then share one reading of the target's weights"
     advice.flags += [

@@ -73,6 +73,21 @@ def check_checkpoint(path: Path, *, tp: int | None = None, progress: Progress | 
     }
 
 
+def tensor_names(folder: Path) -> frozenset[str] | None:
+    """Return the names of all tensors below ``folder``, ``None`` if there are no weights (yet).
+
+    Raises:
+        ConfigError: the index is damaged.
+        FormatError: a header is.
+    """
+    if not any(folder.glob("*.safetensors")):
+        return None
+    files, weight_map = _files(folder)
+    if weight_map is not None:
+        return frozenset(weight_map)
+    return frozenset(tensor.name for file in files for tensor in read_header(file))
+
+
 def _files(path: Path) -> tuple[list[Path], Mapping[str, str] | None]:
     """Return the files to read, and the index if there is one."""
     if path.is_file() and path.suffix == ".safetensors":

@@ -82,10 +82,9 @@ def load_source(model: str) -> ModelSource:
 
 def _read(label: str, origin: Literal["folder", "hub cache"], folder: Path) -> ModelSource:
     whole = read_json(folder / "config.json")
-    quantization = whole.get("quantization_config") or whole.get("compression_config")
     inner = whole.get("text_config")
     text = {**whole, **inner} if isinstance(inner, dict) else whole
-    quantization = quantization or text.get("quantization_config")
+    quantization = text.get("quantization_config") or text.get("compression_config")
     if quantization is None and (folder / "hf_quant_config.json").is_file():
         quantization = read_json(folder / "hf_quant_config.json")
     return ModelSource(label, origin, text, quantization, folder)

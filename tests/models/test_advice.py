@@ -32,12 +32,13 @@ def advice(
     tp: int = 8,
     card: str = "rtx-pro-6000",
     quantization: Quantization | None = None,
+    tensors: frozenset[str] | None = None,
     **versions: str,
 ) -> Advice:
     source = load_source(name)
     facts, _ = planned_facts(find_card(card), versions)
     quantization = quantization or read_quantization(source.quantization)
-    return advise(name, read_model(source), quantization, find_card(card), facts, tp=tp)
+    return advise(name, read_model(source), quantization, find_card(card), facts, tp=tp, tensors=tensors)
 
 
 def values(found: Advice) -> dict[str, str]:
@@ -132,6 +133,13 @@ class TestOtherModels:
 
     def test_prediction_modules_that_sglang_cannot_use(self) -> None:
         assert "no draft class" in left_out(advice("minimax-m2.5", tp=4))["--speculative-algorithm"]
+
+    @pytest.mark.parametrize(("name", "prefix"), [(QWEN, "mtp.layers.0"), ("deepseek-v3.1", "model.layers.61")])
+    def test_prediction_weights_that_were_not_exported(self, name: str, prefix: str) -> None:
+        without = advice(name, tensors=frozenset({"lm_head.weight", "model.layers.0.mlp.down_proj.weight"}))
+        assert f"no tensor is named {prefix}." in left_out(without)["--speculative-algorithm"]
+        assert not any("speculative" in flag for flag in values(without))
+        assert "--speculative-algorithm" in values(advice(name, tensors=frozenset({f"{prefix}.mlp.x.weight"})))
 
     def test_latent_attention_is_left_to_sglang(self) -> None:
         assert "--attention-backend" in left_out(advice("deepseek-v3.1"))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from cpu_host.checkpoints import Format, Spec, make
 from sglang_sm120.errors import ConfigError
-from sglang_sm120.models.checkpoint import check_checkpoint
+from sglang_sm120.models.checkpoint import check_checkpoint, tensor_names
 from sglang_sm120.models.findings import MAX_PER_CODE
 
 LAYER = "model.layers.1"
@@ -209,6 +209,11 @@ class TestSeveralFiles:
             report = check_checkpoint(path)
             assert report["ok"]
             assert (report["files"], report["warnings"]) == (2, 0)
+
+    def test_names_are_read_with_and_without_an_index(self, sound: dict[str, Path], tmp_path: Path) -> None:
+        weight_map = self.split(tmp_path / "x", sound["modelopt"])
+        assert tensor_names(tmp_path / "x") == tensor_names(sound["modelopt"]) == set(weight_map)
+        assert tensor_names(tmp_path) is None
 
     def test_what_the_index_promises_and_nobody_has(self, sound: dict[str, Path], tmp_path: Path) -> None:
         weight_map = self.split(tmp_path / "x", sound["modelopt"])
