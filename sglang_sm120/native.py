@@ -26,12 +26,14 @@ logger = logging.getLogger("sglang_sm120")
 
 #: Below this capability the launch attribute for dependent launches does not exist.
 _DEPENDENT_LAUNCH_SINCE = (9, 0)
+#: Loading takes some hundredths of a second, compiling tens of seconds.
+_NOTICEABLE_SECONDS = 1.0
 #: Bytes at whose multiples the quantizer reads.
 _ROW_ALIGNMENT = 16
 
 
 def start(device: torch.device) -> None:
-    """Load the kernels for ``device``, compiled now if they never were, and log how long that took.
+    """Load the kernels for ``device``, compiled now if they never were, and log how long that took if it took long.
 
     Of several processes on one machine one compiles and the others wait for it.
 
@@ -39,10 +41,12 @@ def start(device: torch.device) -> None:
         UnsupportedError: the kernels cannot be compiled or loaded here; the text says what is missing.
         ConfigError: the cache folder is not safe.
     """
-    logger.info("Loading the CUDA kernels for %s; the first start on a machine may compile them.", device)
     began = time.monotonic()
     _library(device)
-    logger.info("The CUDA kernels for %s are ready after %.1f s.", device, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    # Every rank comes here. Only one that compiled, or waited for one that does, has something to tell.
+    level = logging.INFO if seconds > _NOTICEABLE_SECONDS else logging.DEBUG
+    logger.log(level, "The CUDA kernels for %s are ready after %.1f s.", device, seconds)
 
 
 def linear(

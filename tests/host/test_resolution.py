@@ -199,14 +199,17 @@ def test_a_wrong_result_in_the_self_test_stops_the_start(start: Start, monkeypat
 class Kernels:
     """Stands for what ``build.load`` gives: counts the loads, and can fail."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None, seconds: float = 0.0) -> None:
         from sglang_sm120 import native, self_test
 
         self.loaded: list[str] = []
         self.tested: list[tuple[str, str]] = []
+        clock = [0.0]
+        monkeypatch.setattr(native, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
         def load(device: Any) -> Any:
             self.loaded.append(str(device))
+            clock[0] += seconds
             if error is not None:
                 raise error
             return None, True
@@ -217,14 +220,22 @@ class Kernels:
 
 @pytest.mark.parametrize("card", [(8, 0), HOPPER, RTX, SPARK])
 def test_our_kernels_are_loaded_and_tested_before_any_layer_exists(
-    start: Start, card: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Start, card: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = Kernels(monkeypatch)
-    with caplog.at_level(logging.INFO, "sglang_sm120"):
-        assert start("sm120", card) == "sm120"
+    assert start("sm120", card) == "sm120"
     assert kernels.loaded == ["cuda:0"]
     assert kernels.tested == [("sm120", "cuda:0")]
-    assert "ready after" in caplog.text
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.1, False), (41.3, True)])
+def test_the_time_of_compiling_is_told_and_that_of_loading_is_not(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds: float, told: bool
+) -> None:
+    Kernels(monkeypatch, seconds=seconds)
+    with caplog.at_level(logging.INFO, "sglang_sm120"):
+        start("sm120", RTX)
+    assert ("ready after 41.3 s" in caplog.text) == told
 
 
 def test_kernels_that_cannot_be_loaded_stop_the_first_nvfp4_layer_by_name(
