@@ -63,11 +63,8 @@ def _print_bars(console: Console, report: dict[str, Any]) -> None:
         )
     console.print(table)
     reduces = report["all_reduces"]
-    console.print(
-        f"At least {report['launches']} kernel launches and {reduces['count']} all-reduces of "
-        f"{reduces['bytes'] / 1024:g} KiB per step.",
-        soft_wrap=True,
-    )
+    waits = f" and {reduces['count']} all-reduces of {reduces['bytes'] / 1024:g} KiB" if reduces["count"] else ""
+    console.print(f"At least {report['launches']} kernel launches{waits} per step.", soft_wrap=True)
 
 
 def _print_flags(console: Console, report: dict[str, Any]) -> None:

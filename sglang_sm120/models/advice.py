@@ -142,7 +142,10 @@ def advise(
     uses = budget.step(model, quantization, Setup(tp=tp))
     dense, experts = budget.fp4_parts(uses)
     _add_quantization(advice, quantization)
-    _add_dense(advice, facts, dense, experts)
+    weight_only = all(
+        use.format == "nvfp4_w4a16" for use in uses if use.format in FP4_FORMATS and not use.gemm.is_expert
+    )
+    _add_dense(advice, facts, dense=dense, experts=experts, weight_only=weight_only)
     if model.experts:
         _add_runner(advice, facts, _expert_kind(uses, quantization))
     _add_draft(advice, facts, model, quantization, tensors)
@@ -182,19 +185,23 @@ def _add_quantization(advice: Advice, quantization: Quantization) -> None:
     )
 
 
-def _add_dense(advice: Advice, facts: HostFacts, dense: bool, experts: bool) -> None:
+def _add_dense(advice: Advice, facts: HostFacts, *, dense: bool, experts: bool, weight_only: bool) -> None:
     source = "quantization configuration of the checkpoint"
     if not dense:
         only = "only the routed experts are FP4" if experts else "no layer is FP4"
         reason = f"no layer to serve: {only}, so every value does the same, which is nothing"
         advice.left_out.append(LeftOut("--fp4-gemm-backend", reason, source))
         return
+    if weight_only:
+        reason = "its dense FP4 layers are weight-only, and SGLang's weight-only path serves them under all its values"
+        advice.left_out.append(LeftOut("--fp4-gemm-backend", reason, "docs/checkpoints.md"))
+        return
     choice = automatic_choice(facts)
     if choice is None:
         raise UnsupportedError("No backend for dense FP4 layers runs with these versions: see sglang-sm120 backends.")
     judged, reason = choice
     advice.flags.append(Flag("--fp4-gemm-backend", "auto", f"takes {judged.backend} here: {reason}", "this package"))
-    advice.needs += judged.warnings
+    advice.needs += [warning.rstrip(".") for warning in judged.warnings]
 
 
 def _expert_kind(uses: tuple[budget.Use, ...], quantization: Quantization) -> ExpertKind:
@@ -229,7 +236,8 @@ def _add_runner(advice: Advice, facts: HostFacts, kind: ExpertKind) -> None:
         if advice.card.capability in fault.capabilities and fault.severity == "refuse":
             bounds = ", ".join(f"{bound.package} {bound.specifier}" for bound in fault.when)
             advice.needs.append(f"{found.runner} is broken with {bounds} ({fault.source.ref}): {fault.remedy}")
-    advice.needs += found.verdict.warnings
+    if kind != "nvfp4_weight_only":  # there the warning about weight-only kernels says nothing new
+        advice.needs += [warning.rstrip(".") for warning in found.verdict.warnings]
 
 
 def _add_draft(

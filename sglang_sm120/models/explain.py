@@ -232,7 +232,7 @@ def _speculative(
     }
 
 
-def _notes(model: Model, uses: Iterable[Use], setup: Setup, card: Card, floor: float) -> list[str]:
+def _notes(model: Model, uses: tuple[Use, ...], setup: Setup, card: Card, floor: float) -> list[str]:
     dense, experts = budget.fp4_parts(uses)
     notes = []
     if experts and not dense:
@@ -242,6 +242,11 @@ def _notes(model: Model, uses: Iterable[Use], setup: Setup, card: Card, floor: f
         )
     elif not experts and not dense:
         notes.append("No layer is NVFP4: neither --fp4-gemm-backend nor an NVFP4 MoE runner changes anything.")
+    if any(use.format == "nvfp4_w4a16" and not use.gemm.is_expert for use in uses):
+        notes.append(
+            "Some dense layers have FP4 weights and 16-bit activations: FlashInfer's values of --fp4-gemm-backend leave "
+            "them to SGLang's own weight-only path."
+        )
     reduces = budget.all_reduces(model, setup.tp)
     if reduces and card.is_sm12x:
         waiting = reduces * _REPORTED_ALL_REDUCE_US / 1e3

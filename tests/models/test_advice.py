@@ -112,8 +112,10 @@ class TestOtherModels:
         assert "--attention-backend" not in values(found)
 
     def test_a_mixed_checkpoint_with_weight_only_experts(self) -> None:
-        found = values(advice("qwen3.6-35b-a3b", tp=1))
+        whole = advice("qwen3.6-35b-a3b", tp=1)
+        found = values(whole)
         assert found["--quantization"] == "modelopt_mixed"
+        assert "weight-only" in left_out(whole)["--fp4-gemm-backend"]
         assert found["--moe-runner-backend"] == "marlin"
         assert found["--speculative-moe-runner-backend"] == "triton"
 

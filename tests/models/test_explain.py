@@ -76,6 +76,8 @@ def test_a_mixed_checkpoint_has_bars_of_each_format() -> None:
     assert levers["routed experts", "NVFP4, weights only"] == ["--moe-runner-backend"]
     assert levers["shared expert", "NVFP4, weights only"] == ["--fp4-gemm-backend"]
     assert levers["router", "BF16"] == []
+    assert any("weight-only path" in note for note in found["notes"])
+    assert not any("weight-only path" in note for note in report("qwen3-32b")["notes"])
 
 
 def test_prediction_modules_that_sglang_has_no_class_for() -> None:
