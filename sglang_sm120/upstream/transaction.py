@@ -181,11 +181,9 @@ def revert(target: Target, state: State) -> None:
 
 
 def forget(target: Target) -> None:
-    """Remove the folder; first the state, so that what an interruption leaves means nothing."""
+    """Remove the folder. Interrupted, it leaves a state by which nothing has to be moved."""
     folder = target.package / FOLDER
     if folder.is_dir():
-        (folder / "state.json").unlink(missing_ok=True)
-        _sync(folder)
         shutil.rmtree(folder)
 
 

@@ -98,14 +98,29 @@ def test_an_apply_killed_anywhere_can_be_repeated(installed: Target, catalog: Ca
 def test_a_revert_killed_anywhere_is_finished_by_the_next_command(installed: Target, catalog: Catalog) -> None:
     before = snapshot(installed.package)
     operations.apply(installed, catalog)
+    conditions = set()
 
     def repair() -> None:
+        conditions.add(operations.inspect(installed, catalog).condition)
         operations.revert(installed)
         assert snapshot(installed.package) == before
         operations.apply(installed, catalog)
 
     assert until_it_survives(lambda: operations.revert(installed), repair) > 5
+    assert conditions == {"patched", "interrupted", "published"}
     assert snapshot(installed.package) == before
+
+
+def test_a_revert_killed_anywhere_is_finished_by_an_apply(installed: Target, catalog: Catalog) -> None:
+    operations.apply(installed, catalog)
+    patched = {path: (installed.package / path).read_bytes() for path in ("srt/engine.py", "srt/values.py")}
+
+    def repair() -> None:
+        if operations.inspect(installed, catalog).condition != "patched":
+            operations.apply(installed, catalog)
+        assert {path: (installed.package / path).read_bytes() for path in patched} == patched
+
+    assert until_it_survives(lambda: operations.revert(installed), repair) > 5
 
 
 def test_check_reports_an_interrupted_command(installed: Target, catalog: Catalog) -> None:

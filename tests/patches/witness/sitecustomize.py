@@ -20,12 +20,14 @@ def _watch(scheduler):
 
         resolve(*arguments)
         chosen = fp4_utils.get_fp4_gemm_runner_backend()
+        # SGLang calls the entry point of an installed package also when that is switched off.
+        installer = sys.modules.get("sglang_sm120.host.installer")
         facts = {
             "process": os.getpid(),
             "file": fp4_utils.__file__,
             "resolved": chosen.value,
             "flashinfer_name": chosen.get_flashinfer_backend(),
-            "plugin": "sglang_sm120.host.installer" in sys.modules,
+            "hooks": sorted({s.state for s in installer.verify()} if installer else []),
         }
         draft = os.environ["SM120_PATCHED_EVIDENCE"] + ".draft"
         with open(draft, "w", encoding="utf-8") as file:
