@@ -244,8 +244,8 @@ def _notes(model: Model, uses: tuple[Use, ...], setup: Setup, card: Card, floor:
         notes.append("No layer is NVFP4: neither --fp4-gemm-backend nor an NVFP4 MoE runner changes anything.")
     if any(use.format == "nvfp4_w4a16" and not use.gemm.is_expert for use in uses):
         notes.append(
-            "Some dense layers have FP4 weights and 16-bit activations: FlashInfer's values of --fp4-gemm-backend leave "
-            "them to SGLang's own weight-only path."
+            "Some dense layers have FP4 weights and 16-bit activations: FlashInfer's values of --fp4-gemm-backend "
+            "leave them to SGLang's own weight-only path."
         )
     reduces = budget.all_reduces(model, setup.tp)
     if reduces and card.is_sm12x:
