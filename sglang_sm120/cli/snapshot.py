@@ -128,6 +128,7 @@ def _settings() -> tuple[Setting, ...]:
         env.FP4_GEMM_BACKEND: env.fp4_gemm_backend,
         env.DEPRECATED_BACKEND: env.deprecated_backend,
         env.CACHE_DIR: env.cache_path,
+        env.JIT: env.jit,
     }
     found = []
     for variable in env.VARIABLES:
