@@ -29,13 +29,6 @@ def overlay(package: Path, touched: Iterable[str], folder: Path, *, tree: bool) 
     return find_target(folder if tree else site)
 
 
-def contents(target: Target) -> dict[str, tuple[bytes, int]]:
-    """Path to bytes and time of change of everything in ``target`` that is neither a link nor bytecode."""
-    root = target.tree or target.package
-    files = [p for p in root.rglob("*") if p.is_file() and not p.is_symlink() and p.suffix != ".pyc"]
-    return {str(p.relative_to(root)): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
-
-
 def _link(source: Path, folder: Path, touched: list[Path]) -> None:
     folder.mkdir()
     inner: dict[str, list[Path]] = {}
