@@ -140,12 +140,12 @@ def layer_backend(
     if objection is None:
         return record.value
     error, why = objection
-    substitute = _substitute(facts, exact=fused_scales_differ, n=n, k=k, out_dtype=out_dtype)
+    other = substitute(facts, exact=fused_scales_differ, weight_only=weight_only, n=n, k=k, out_dtype=out_dtype)
     if not decision.explicit:
-        slow = ", which is much slower" if BACKENDS[substitute].any_device else ""
-        logger.warning("Layer %s is served by %s%s, instead of %s: %s.", name, substitute, slow, record.value, why)
-        return substitute
-    remedy = f"{why} (layer {name}); use {FLAG} {substitute} or auto instead"
+        slow = ", which is much slower" if BACKENDS[other].any_device else ""
+        logger.warning("Layer %s is served by %s%s, instead of %s: %s.", name, other, slow, record.value, why)
+        return other
+    remedy = f"{why} (layer {name}); use {FLAG} {other} or auto instead"
     text = bad_value(
         PRECEDENCE[decision.origin], record.value, f"{remedy}, or set {env.ALLOW_UNSAFE}=1 to go on all the same"
     )
@@ -298,19 +298,25 @@ def _refusal(argument: str, judged: Verdict, facts: HostFacts, *, can_be_forced:
 def _others(facts: HostFacts) -> str:
     """Name what the user can take instead: what auto would take, else what runs anywhere."""
     choice = automatic_choice(facts) if facts.is_sm12x else None
-    return choice[0].backend if choice is not None else _substitute(facts, exact=True)
+    return choice[0].backend if choice is not None else substitute(facts, exact=True)
 
 
-def _substitute(
-    facts: HostFacts, *, exact: bool, n: int | None = None, k: int | None = None, out_dtype: str | None = None
+def substitute(
+    facts: HostFacts,
+    *,
+    exact: bool,
+    weight_only: bool = False,
+    n: int | None = None,
+    k: int | None = None,
+    out_dtype: str | None = None,
 ) -> str:
-    """Return the backend that takes over a layer which the chosen one cannot serve.
+    """Return the backend that takes over a layer which the chosen one cannot serve, or a quantizer that is wrong.
 
     Only one that is reached per layer (it quantizes itself) qualifies, and one that needs a check on the card only if
     it passed.
     """
     for record in BACKENDS.values():
-        right = record.exact_fused_scales or not exact
+        right = (record.exact_fused_scales or not exact) and (record.serves_weight_only or not weight_only)
         checked = not record.needs_probe or facts.passed_probe(record.value)
         if not (record.quantizes_itself and right and checked):
             continue

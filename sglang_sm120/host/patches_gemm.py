@@ -63,7 +63,7 @@ def route_quantizer(module: ModuleType, patcher: Patcher) -> None:
         if args or kwargs or not _quantize_ourselves(original is not None):
             return original(input, global_scale, *args, **kwargs)  # type: ignore[no-any-return]
         backend = STATE.backend
-        name = backend.value if backend is not None and backend.implementation else "torch_reference"
+        name = backend.value if backend is not None and backend.implementation else STATE.quantizer
         return ops.nvfp4_quantize(input, global_scale, True, name)
 
     patcher.set(module, "fp4_quantize", mark("quantizer", fp4_quantize, original))

@@ -12,7 +12,7 @@ from sglang_sm120 import __version__, env, ops, self_test
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.record import QUANTIZER, HostFacts
 from sglang_sm120.device import collect_facts
-from sglang_sm120.dispatch import FLAG, PRECEDENCE, Decision, Request, resolve
+from sglang_sm120.dispatch import FLAG, PRECEDENCE, Decision, Request, resolve, substitute
 from sglang_sm120.errors import UnsupportedError, bad_value
 from sglang_sm120.host import installer
 from sglang_sm120.host.state import STATE
@@ -55,9 +55,6 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     request = read_request(server_args)
     gpu = _gpu(scheduler)
     facts, stale = with_probe(collect_facts(gpu))
-    if stale and _rank(scheduler) == 0:
-        logger.warning(stale)
-    STATE.quantizer_rejected = facts.probed.get(QUANTIZER) in FAILED
     STATE.dummy_weights = _load_format(server_args, scheduler) == "dummy"
     device = torch.device("cpu" if facts.capability is None else f"cuda:{gpu or 0}")
     try:
@@ -73,13 +70,29 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
         logger.warning(warning)
     record = BACKENDS.get(decision.backend) if decision.backend is not None else None
     STATE.decide(decision, facts, record)
+    STATE.quantizer_rejected = decision.backend is not None and facts.probed.get(QUANTIZER) in FAILED
     if decision.backend is None:
         return
+    _use_record(facts, stale, scheduler)
     fp4_utils.FP4_GEMM_RUNNER_BACKEND = fp4_utils.Fp4GemmRunnerBackend(decision.backend)
     installer.require_live()
     if record is not None and record.implementation is not None:
         self_test.run(record.value, device)
     _report(decision, facts, scheduler)
+
+
+def _use_record(facts: HostFacts, stale: str, scheduler: Any) -> None:
+    """Say why a probe record is not used, or what it changes about the quantizer."""
+    STATE.quantizer = substitute(facts, exact=False)
+    warnings = [stale] if stale else []
+    if STATE.quantizer_rejected:
+        slow = ", which is very slow" if BACKENDS[STATE.quantizer].any_device else ""
+        warnings.append(
+            f"FlashInfer's activation quantizer failed sglang-sm120 probe on this card ({facts.probed[QUANTIZER]}): "
+            f"{STATE.quantizer} quantizes instead{slow}. Another version of FlashInfer may help."
+        )
+    for warning in warnings if _rank(scheduler) == 0 else []:
+        logger.warning(warning)
 
 
 def _start(decision: Decision, device: torch.device) -> None:

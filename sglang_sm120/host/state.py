@@ -15,7 +15,8 @@ class ServingState:
     """The decision of this process and the facts it was made from.
 
     ``decision`` is ``None`` until SGLang initialises its FP4 configuration; the seams then behave as if the
-    package were not installed.
+    package were not installed. ``quantizer`` names the backend of ours that quantizes activations for a foreign GEMM
+    where FlashInfer's quantizer cannot, ``quantizer_rejected`` whether ``probe`` found that one wrong here.
     """
 
     def __init__(self) -> None:
@@ -24,6 +25,7 @@ class ServingState:
         self.backend: Backend | None = None
         self.refusal: UnsupportedError | None = None
         self.quantizer_rejected = False
+        self.quantizer = "torch_reference"
         self.dummy_weights = False
         self._warned: set[str] = set()
 

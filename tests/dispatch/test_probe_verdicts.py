@@ -77,3 +77,8 @@ def test_the_substitute_must_be_able_to_take_the_shape() -> None:
     assert rule is not None
     odd = 4096 + rule.n_multiple // 2
     assert serve(facts(RTX, {"sm120": "ok"}), n=odd) == "torch_reference"
+
+
+def test_the_substitute_of_a_weight_only_layer_does_not_quantize_its_input() -> None:
+    assert not BACKENDS["sm120"].serves_weight_only
+    assert serve(facts(RTX, {"sm120": "ok"}), weight_only=True) == "torch_reference"
