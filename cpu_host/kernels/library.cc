@@ -1,6 +1,7 @@
-// The launchers of csrc/ as a shared library for the CPU, with a C interface for ctypes (library.py): the same kernels and
-// the same choices between them. One call at a time. A kernel that breaks a rule of the emulated machine ends the
-// process with status 3 and one line on stderr, as in the kernels' own tests. Functions return a cudaError_t.
+// The launchers of csrc/ as a shared library for the CPU, with a C interface for ctypes (library.py): the
+// same kernels and the same choices between them. One call at a time. A kernel that breaks a rule of the
+// emulated machine ends the process with status 3 and one line on stderr, as in the kernels' own tests.
+// Functions return a cudaError_t.
 #include <cstddef>
 #include <cstdint>
 
@@ -28,9 +29,10 @@ size_t matrix_bytes(int rows, int64_t stride, int64_t width) {
 }  // namespace
 
 // Sizes and strides as in gemm::Params.
-extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, const uint8_t* b, const uint8_t* b_scale,
-                                   const float* alpha, const void* bias, void* out, int m, int n, int k, int a_stride,
-                                   int b_stride, int64_t out_stride, int alpha_per_column, int float16) {
+extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, const uint8_t* b,
+                                   const uint8_t* b_scale, const float* alpha, const void* bias, void* out,
+                                   int m, int n, int k, int a_stride, int b_stride, int64_t out_stride,
+                                   int alpha_per_column, int float16) {
   gemm::Params p = {};
   p.activations = a;
   p.activation_scales = a_scale;
@@ -63,8 +65,9 @@ extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, con
 }
 
 // As quantize::Params; `swizzled` and `exact` choose layout and rule.
-extern "C" int sm120_emulated_quantize(const void* x, const float* global_scale, uint8_t* codes, uint8_t* scales,
-                                       int64_t x_stride, int m, int k, int float16, int swizzled, int exact) {
+extern "C" int sm120_emulated_quantize(const void* x, const float* global_scale, uint8_t* codes,
+                                       uint8_t* scales, int64_t x_stride, int m, int k, int float16,
+                                       int swizzled, int exact) {
   quantize::Params p = {};
   p.x = x;
   p.global_scale = global_scale;

@@ -1,5 +1,5 @@
-// The part of the CUDA runtime that the launchers of csrc/ use, for the CPU: a launch runs the kernel to its end in the
-// emulated thread block. Names and types are the runtime's; the device answers like an RTX 5090.
+// The part of the CUDA runtime that the launchers of csrc/ use, for the CPU: a launch runs the kernel to its
+// end in the emulated thread block. Names and types are the runtime's; the device answers like an RTX 5090.
 #pragma once
 
 #include <cstddef>
