@@ -39,9 +39,8 @@ class OperandStream {
   /// a multiple of 16 bytes, else of 8.
   template <bool kWholeChunks>
   DEVICE_FN void load(uint32_t stage) {
-    const int inside = bytes_left_ < 0    ? 0
-                       : bytes_left_ > 16 ? 16
-                                          : bytes_left_;  // 0, 8 or 16: k is one of 16
+    // 0, 8 or 16: k is a multiple of 16.
+    const int inside = bytes_left_ < 0 ? 0 : bytes_left_ > 16 ? 16 : bytes_left_;
 #pragma unroll
     for (int i = 0; i < kPasses * kQuarters; ++i) {
       const int quarter = i / kPasses;
