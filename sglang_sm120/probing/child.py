@@ -48,14 +48,13 @@ def run_job(job: dict[str, Any], report: Callable[..., None]) -> tuple[str, str]
         job: as :meth:`sglang_sm120.probing.children.Job.to_json` makes it.
         report: called with ``step=`` before each step.
     """
-    step = "import"
+    step, count, products = "import", 0, 0
     try:
         report(step=step)
         place, function = job["factory"].split(":")
         operations = getattr(importlib.import_module(place), function)(job["subject"])
         torch = importlib.import_module("torch")
         steps = importlib.import_module("sglang_sm120.probing.steps").steps
-        count, products = 0, 0
         for step, action in steps(operations, Plan.from_json(job["plan"]), torch.device(job["device"])):
             report(step=step)
             action()
