@@ -78,6 +78,19 @@ def build(main: str, folder: Path, root: Path = ROOT) -> Path:
     return target
 
 
+def build_mutation(main: str, mutation: tuple[str, str, str], scratch: Path, folder: Path) -> Path:
+    """Compile ``main`` from a copy of the sources in which one text, found exactly once, is replaced."""
+    file, old, new = mutation
+    shutil.copytree(ROOT / "csrc", scratch / "csrc")
+    (scratch / main).parent.mkdir(parents=True)
+    for source in (ROOT / main, *(ROOT / main).parent.glob("*.h")):
+        shutil.copy(source, (scratch / main).parent)
+    text = (scratch / file).read_text()
+    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {file}"
+    (scratch / file).write_text(text.replace(old, new))
+    return build(main, folder, root=scratch)
+
+
 def _buffer(tensor: torch.Tensor | None) -> bytes:
     data = b"" if tensor is None else tensor.contiguous().view(torch.uint8).numpy().tobytes()
     return struct.pack("<q", len(data)) + data

@@ -87,8 +87,8 @@ MUTATIONS = {
     "place of a source": (KERNEL + "cluster_inbox.cuh", "slot(rank_, pair & (run_ - 1))", "slot(0, pair & (run_ - 1))"),
     "owner of a pair": (KERNEL + "cluster_inbox.cuh", "pair >> (kLog2Pairs - shift_)", "pair >> (kLog2Pairs - 1)"),
     # the epilogue
-    "alpha of the second column": (KERNEL + "epilogue.cuh", "column + 1 : 0", "column : 0"),
-    "bias": (KERNEL + "epilogue.cuh", "+ bias.y", ""),
+    "alpha of the second column": ("csrc/gemm/output.cuh", "column + 1 : 0", "column : 0"),
+    "bias": ("csrc/gemm/output.cuh", "+ bias.y", ""),
     # programmatic dependent launch
     "dependency wait": (KERNEL + "kernel.cuh", "  ptx::wait_for_dependencies();\n", ""),
     "dependents are let go": (KERNEL + "kernel.cuh", "  ptx::launch_dependents();", ""),

@@ -6,7 +6,6 @@ below must then give a wrong number or be refused by the emulation.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import emulated
@@ -49,12 +48,5 @@ def test_without_a_mutation_all_is_right(emulated_gemm: Path, tmp_path: Path) ->
 def test_mutation_is_noticed(name: str, build_folder: Path, tmp_path: Path) -> None:
     if emulated.compiler() is None:
         pytest.skip("no C++ compiler")
-    file, old, new = MUTATIONS[name]
-    shutil.copytree(emulated.ROOT / "csrc", tmp_path / "csrc")
-    (tmp_path / MAIN).parent.mkdir(parents=True)
-    shutil.copy(emulated.ROOT / MAIN, tmp_path / MAIN)
-    text = (tmp_path / file).read_text()
-    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {file}"
-    (tmp_path / file).write_text(text.replace(old, new))
-    binary = emulated.build(MAIN, build_folder, root=tmp_path)
+    binary = emulated.build_mutation(MAIN, MUTATIONS[name], tmp_path, build_folder)
     assert not survives(binary, tmp_path)
