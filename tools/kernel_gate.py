@@ -190,9 +190,9 @@ def identify(symbol: str) -> Kernel:
         # 2 row tiles x 2 k64 steps x token tiles; 4 copies of codes and 1 of scales for each stage
         return Kernel(f"skinny, token tiles {tiles}", 256, shared, ring, 4 * tiles, 2 if tiles <= 2 else 1, 10)
     if match := re.search(r"quantize_kernelI.*InputTypeE(\d).*RuleE(\d)ELi(\d)E", symbol):
-        kind, rule, rows = ("bf16", "fp16")[int(match[1])], ("exact", "fast")[int(match[2])], int(match[3])
-        in_flight = 128 * rows * 32  # threads, rows and bytes of a block
-        return Kernel(f"quantize {kind} {rule}, {rows} rows", 128, 0, in_flight, converts=rule == "fast")
+        kind, rule, block_rows = ("bf16", "fp16")[int(match[1])], ("exact", "fast")[int(match[2])], int(match[3])
+        in_flight = 128 * block_rows * 32  # threads, rows and bytes of a block
+        return Kernel(f"quantize {kind} {rule}, {block_rows} rows", 128, 0, in_flight, converts=rule == "fast")
     raise SystemExit(f"unknown kernel {symbol}: tools/kernel_gate.py must learn what to expect of it")
 
 

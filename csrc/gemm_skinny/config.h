@@ -54,18 +54,21 @@ constexpr int shared_bytes(int stages, int token_tiles) {
   return kWarps * stages * kUnitBytes + kTileRows * 8 * token_tiles * static_cast<int>(sizeof(float)) + 8;
 }
 
-/// CTAs that share a row tile. A function of (n, k, device) only: a row's result must not depend on what else
-/// is in the batch. Measured on an H200 (docs/kernels.md): grids of one CTA an SM leave the second place of
-/// every SM to the next kernel of a dependent chain and are best for short slices; where every warp keeps at
-/// least two units, filling both places with CTAs of this kernel is better.
-constexpr int choose_cluster(int n, int k, int sm_count, int max_cluster) {
-  const int tiles = row_tiles(n);
+/// CTAs that share a row tile. Up to 64 tokens, one block of them, a function of (n, k, device) only: a row's
+/// result must not depend on what else is in the batch. Measured on an H200 (docs/kernels.md): grids of one
+/// CTA an SM leave the second place of every SM to the next kernel of a dependent chain and are best for
+/// short slices; where every warp keeps at least two units, filling both places with CTAs of this kernel is
+/// better. A CTA of 64 tokens has an SM to itself, so more blocks than one share out the SMs: 256 x 1024 x
+/// 7168 took 28 us without clusters, 51 with four.
+constexpr int choose_cluster(int n, int k, int blocks, int sm_count, int max_cluster) {
+  const int64_t tiles = static_cast<int64_t>(row_tiles(n)) * blocks;
   const int units = units_along_k(k);
   int cluster = 1;
   while (2 * cluster <= max_cluster) {
     const int doubled = 2 * cluster;
     const bool one_per_sm = tiles * doubled <= sm_count && units >= doubled * (kWarps / 2);
-    const bool two_per_sm = 2 * tiles * doubled <= 5 * sm_count && units >= doubled * kWarps * 2;
+    const bool two_per_sm =
+        blocks <= 1 && 2 * tiles * doubled <= 5 * sm_count && units >= doubled * kWarps * 2;
     if (!one_per_sm && !two_per_sm) break;
     cluster = doubled;
   }
@@ -74,7 +77,7 @@ constexpr int choose_cluster(int n, int k, int sm_count, int max_cluster) {
 
 constexpr Config choose_config(int m, int n, int k, int sm_count, int max_cluster) {
   const int token_tiles = m <= 8 ? 1 : m <= 16 ? 2 : m <= 32 ? 4 : 8;
-  return {choose_cluster(n, k, sm_count, max_cluster), token_tiles};
+  return {choose_cluster(n, k, token_blocks(m), sm_count, max_cluster), token_tiles};
 }
 
 }  // namespace sm120::skinny

@@ -44,7 +44,8 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount ? 170 : 1;
+  // Few SMs: the small layers of tests then reach both kernels beyond 64 tokens, and clusters.
+  *value = attribute == cudaDevAttrMultiProcessorCount ? 8 : 1;
   return cudaSuccess;
 }
 

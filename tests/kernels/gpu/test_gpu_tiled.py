@@ -44,9 +44,12 @@ def test_one_hot_is_exact_for_every_column_and_block(n: int, k: int, tile: int) 
     assert torch.equal(GpuProblem(problem).run(forced=tile).double().cpu(), problem.expected())
 
 
-def test_the_plan_names_the_tile() -> None:
-    assert str(native().nvfp4_gemm_plan(64, 4096, 4096)).startswith("cluster")
-    assert str(native().nvfp4_gemm_plan(65, 512, 4096)) == "tile 64"
+def test_the_plan_is_tiled_once_there_is_a_tile_for_every_sm() -> None:
+    """The figures hold for 129 to 256 SMs."""
+    assert str(native().nvfp4_gemm_plan(64, 65536, 4096)).startswith("cluster")
+    assert str(native().nvfp4_gemm_plan(65, 512, 4096)).startswith("cluster")
+    assert str(native().nvfp4_gemm_plan(128, 4096, 4096)).startswith("cluster")
+    assert str(native().nvfp4_gemm_plan(256, 4096, 4096)) == "tile 64"
     assert str(native().nvfp4_gemm_plan(8192, 8192, 4096)) == "tile 128"
 
 
