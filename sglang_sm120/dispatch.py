@@ -9,7 +9,7 @@ from typing import Literal
 from sglang_sm120 import env
 from sglang_sm120.backends import AUTO_ORDER, BACKENDS, verdict
 from sglang_sm120.backends.record import CAPABILITIES, Backend, HostFacts, Verdict
-from sglang_sm120.backends.verdict import automatic_choice, is_native
+from sglang_sm120.backends.verdict import automatic_choice, is_native, misfit
 from sglang_sm120.errors import ConfigError, Sm120Error, UnsupportedError, bad_value
 
 Origin = Literal["command line", "environment", "deprecated variable", "tuning table", "default"]
@@ -129,7 +129,8 @@ def layer_backend(
 
     Raises:
         ConfigError: the named backend would multiply differing global scales wrongly.
-        UnsupportedError: the named backend cannot run the layer.
+        UnsupportedError: the named backend cannot run the layer. Kernels of ours refuse sizes and types that are not
+            theirs on every call, so ``allow_unsafe`` does not let such a layer through.
     """
     if decision.backend is None:
         return AUTO
@@ -145,11 +146,12 @@ def layer_backend(
         slow = ", which is much slower" if BACKENDS[other].any_device else ""
         logger.warning("Layer %s is served by %s%s, instead of %s: %s.", name, other, slow, record.value, why)
         return other
-    remedy = f"{why} (layer {name}); use {FLAG} {other} or auto instead"
-    text = bad_value(
-        PRECEDENCE[decision.origin], record.value, f"{remedy}, or set {env.ALLOW_UNSAFE}=1 to go on all the same"
-    )
-    if not decision.allow_unsafe:
+    # Kernels of ours refuse these on every call: forced, the layer would end the server at its first forward.
+    limit = misfit(record, n, k, out_dtype) if record.implementation is not None else None
+    force = "" if limit else f", or set {env.ALLOW_UNSAFE}=1 to go on all the same"
+    remedy = f"{limit or why} (layer {name}); use {FLAG} {other} or auto instead{force}"
+    text = bad_value(PRECEDENCE[decision.origin], record.value, remedy)
+    if limit or not decision.allow_unsafe:
         raise error(text)
     if why != verdict(record.value, facts).reason:  # else every layer would repeat the warning of the start
         logger.warning("%s", text)

@@ -91,6 +91,12 @@ def available_values(facts: HostFacts) -> list[str]:
     return [value for value in BACKENDS if verdict(value, facts).status == "ok"]
 
 
+def misfit(record: Backend, n: int, k: int, out_dtype: str) -> str | None:
+    """Return why the kernels of a record do not take these sizes and types, whatever the card; ``None`` if they do."""
+    found = (_misfit(record, row, n, k, out_dtype) for row in record.rows)
+    return next((judged.reason for judged in found if judged is not None), None)
+
+
 def offered_backends(native: set[str]) -> list[Backend]:
     """Return the records to add to an SGLang whose own values are ``native``; its own stay in force."""
     return [b for b in BACKENDS.values() if b.can_be_added and b.value not in native]

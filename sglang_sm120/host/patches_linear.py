@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sglang_sm120 import ops
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.dispatch import layer_backend
 from sglang_sm120.host import layers
@@ -39,6 +40,9 @@ def wrap_weights(module: ModuleType, patcher: Patcher, *, convention: Convention
         layers.complete_scales(layer, convention, dummy=STATE.dummy_weights)
         backend = _backend_for(layer, convention)
         if backend is not None:
+            # Under auto a layer may get another backend than the process, which started its own only. Loading one
+            # later would mean to do it inside the first forward, perhaps while a graph is captured.
+            ops.start(backend, getattr(layer, convention.weight).device)
             layers.prepare(layer, self, convention, backend)
         elif convention.weight_only or STATE.repacks_weights:
             process(self, layer)
@@ -120,7 +124,10 @@ def _backend_for(layer: Any, convention: Convention) -> str | None:
         )
         if chosen != STATE.decision.backend:
             break  # one backend serves the whole layer
-    return chosen if BACKENDS[chosen].quantizes_itself else None
+    record = BACKENDS[chosen]
+    # A backend that was forced on weight-only shards of different scales cannot multiply them at all.
+    ours = record.quantizes_itself and (record.serves_weight_only or not convention.weight_only)
+    return chosen if ours else None
 
 
 def _backend_for_weight_only() -> str | None:

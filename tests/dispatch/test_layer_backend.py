@@ -97,6 +97,20 @@ class TestOurKernels:
         with pytest.raises(UnsupportedError, match=f"{says}.*qkv_proj.*torch_reference"):
             _layer(resolve(Request("sm120"), facts), facts, n=n, k=k)
 
+    @pytest.mark.parametrize("facts", [machine(RTX), machine((8, 9))], ids=["known card", "card without a row"])
+    @pytest.mark.parametrize(
+        ("n", "k", "dtype", "says"),
+        [(12, 16, "bfloat16", "N=12"), (8, 24, "bfloat16", "K=24"), (8, 16, "float32", "wants float32")],
+    )
+    def test_what_the_kernels_refuse_on_every_call_cannot_be_forced(
+        self, facts: HostFacts, n: int, k: int, dtype: str, says: str
+    ) -> None:
+        decision = resolve(Request("sm120", allow_unsafe=True), facts)
+        with pytest.raises(UnsupportedError, match=f"{says}.*qkv_proj.*torch_reference") as caught:
+            _layer(decision, facts, n=n, k=k, out_dtype=dtype)
+        assert "ALLOW_UNSAFE" not in str(caught.value)
+        assert _layer(decision, facts, n=8, k=16) == "sm120"
+
     def test_weight_only_shards_of_different_scales_are_left_to_the_reference(self) -> None:
         facts = machine(RTX)
         arguments = {"name": "qkv", "n": 64, "k": 64, "out_dtype": "bfloat16", "fused_scales_differ": True}

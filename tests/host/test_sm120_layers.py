@@ -6,6 +6,7 @@ Only the place that the compiled library comes from is replaced. The capability 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, FormatError, SelfTestError, UnsupportedError
 from sglang_sm120.host import patches_linear
 from sglang_sm120.host.conventions import CONVENTIONS
+from sglang_sm120.host.state import STATE
 from tests.dispatch.machines import RTX, machine
 from tests.host.conftest import Serving
 from tests.host.linear_layers import layer_method, make_case, make_empty_layer
@@ -175,6 +177,33 @@ def test_weight_only_layers_stay_sglangs_own(kind: str, caplog: pytest.LogCaptur
 def test_weight_only_shards_of_different_scales_name_who_multiplies_them(kind: str) -> None:
     with pytest.raises(ConfigError, match="W4A16.*torch_reference"):
         make_case(kind, 128, [64, 64], fresh_generator(), same_scales=False)
+
+
+@pytest.mark.parametrize("kind", WEIGHT_ONLY)
+def test_forced_weight_only_shards_of_different_scales_stay_sglangs_own(kind: str, serving: Serving) -> None:
+    """These kernels cannot multiply them at any price, so the layer would end the server at its first forward."""
+    serving.decide("sm120", facts=card())
+    assert STATE.decision is not None
+    STATE.decision = replace(STATE.decision, allow_unsafe=True)
+    method = layer_method(kind)
+    layer = make_empty_layer(method, 128, [64, 64])
+    convention = next(c for c in CONVENTIONS if c.cls == type(method).__name__)
+    getattr(layer, convention.weight_global).data.copy_(torch.tensor([0.01, 0.02]))
+    assert patches_linear._backend_for(layer, convention) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_are_loaded_while_weights_are_prepared(
+    kind: str, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under auto a layer may get them although the process did not choose them, and so has not loaded them."""
+    loaded = []
+    monkeypatch.setattr(native, "start", loaded.append)
+    facts = replace(card(), probed={"sm120": "ok"})
+    serving.decide("flashinfer_cutlass", explicit=False, facts=facts)
+    case = make_case(kind, 64, [32, 64], fresh_generator(), same_scales=False)
+    assert case.layer.sm120_prepared.backend == "sm120"
+    assert loaded == [torch.device("cpu")]
 
 
 def test_operands_that_break_the_rules_are_refused_by_name() -> None:
