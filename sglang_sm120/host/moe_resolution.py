@@ -35,6 +35,10 @@ FLAG, DRAFT_FLAG = "--moe-runner-backend", "--speculative-moe-runner-backend"
 #: Any of these in a model's configuration makes it a MoE model for SGLang (Scheduler.init_moe_gemm_config).
 _EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk")
 
+#: What the target model may be while SGLang makes an expert layer of ModelOpt's class. Any other kind is the target's
+#: alone, and the layer belongs to a draft model.
+_MODELOPT_KINDS = tuple(kind for kind in NVFP4_QUANTIZATIONS if kind != "compressed-tensors")
+
 
 @dataclass
 class Runners:
@@ -61,8 +65,11 @@ def choose_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
     """
     if declared.get(RUNNER, getattr(view, RUNNER)) != AUTO or not env.take_auto():
         return declared
-    facts, quantization = facts_of_arguments(view), quantization_of(model_config_of(view))
-    if quantization is None or not is_ours_to_judge(facts) or not _objections(AUTO, (quantization,), facts):
+    facts = facts_of_arguments(view)
+    if not is_ours_to_judge(facts):
+        return declared
+    quantization = quantization_of(model_config_of(view))
+    if quantization is None or not _objections(AUTO, (quantization,), facts):
         return declared
     choice = recommend_moe_runner(facts, quantization)
     if choice is None:
@@ -81,9 +88,12 @@ def choose_draft_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
     inherited = declared.get(DRAFT_RUNNER)
     if inherited in (None, AUTO) or view.speculative_algorithm is None or not env.take_auto():
         return declared
-    facts, quantization = facts_of_arguments(view), quantization_of(model_config_of(view))
+    facts = facts_of_arguments(view)
+    if not is_ours_to_judge(facts):
+        return declared
+    quantization = quantization_of(model_config_of(view))
     kinds: tuple[Quantization, ...] = ("unquantized",) if quantization is None else ("unquantized", quantization)
-    if not is_ours_to_judge(facts) or not _objections(inherited, kinds, facts):
+    if not _objections(inherited, kinds, facts):
         return declared
     choice = recommend_moe_runner(facts, quantization) if quantization is not None else None
     taken = choice.value if choice is not None else AUTO
@@ -112,7 +122,7 @@ def check_layer(value: str, quantization: Quantization) -> None:
     facts = STATE.facts
     if facts is None or not is_ours_to_judge(facts) or (value == AUTO and not env.take_auto()):
         return
-    if quantization == "modelopt_fp4" and RUNNERS.quantization in NVFP4_QUANTIZATIONS:
+    if quantization == "modelopt_fp4" and RUNNERS.quantization in _MODELOPT_KINDS:
         quantization = RUNNERS.quantization  # one class of SGLang serves all of ModelOpt's kinds
     judged = moe_verdict(value, quantization, facts)
     if judged is None:
@@ -144,11 +154,11 @@ def refusal(judged: Verdict, quantization: Quantization, facts: HostFacts) -> st
 def facts_of_arguments(view: Any) -> HostFacts:
     """Collect what can be known while arguments are resolved, without a CUDA context and without FlashInfer.
 
-    The scheduler judges again, with the facts of its own GPU.
+    The scheduler judges again, with the facts of its own GPU. On a machine with different cards the one that will be
+    used is not known here: CUDA numbers them by speed and NVML by bus. Nothing is chosen there.
     """
-    cards = compute_capabilities() if view.device in (None, "cuda") else []
-    index = view.base_gpu_id
-    return HostFacts(cards[index] if index < len(cards) else None, installed_versions())
+    cards = set(compute_capabilities()) if view.device in (None, "cuda") else set()
+    return HostFacts(cards.pop() if len(cards) == 1 else None, installed_versions())
 
 
 def model_config_of(view: Any) -> Any:

@@ -12,7 +12,8 @@ import os
 def compute_capabilities() -> list[tuple[int, int]]:
     """Return (major, minor) of every GPU that this process may use; empty without a driver.
 
-    ``CUDA_VISIBLE_DEVICES`` is honoured where it lists indices; written as UUIDs it is taken to allow every GPU.
+    ``CUDA_VISIBLE_DEVICES`` is honoured where it lists indices or nothing; written as UUIDs it is taken to allow every
+    GPU.
     """
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -27,7 +28,10 @@ def compute_capabilities() -> list[tuple[int, int]]:
 
 
 def _visible(index: int) -> bool:
-    words = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None or not listed.strip():
+        return listed is None  # set and empty hides every GPU
+    words = listed.replace(" ", "").split(",")
     return str(index) in words if all(word.lstrip("-").isdigit() for word in words) else True
 
 

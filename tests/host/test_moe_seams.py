@@ -95,6 +95,19 @@ def test_on_other_cards_auto_is_not_touched(resolve: Arguments, kind: str, card:
     assert resolve(kind, facts=machine(card))[0] == "auto"
 
 
+@pytest.mark.parametrize("card", OTHER_CARDS)
+@pytest.mark.parametrize("rule", [moe_resolution.choose_runner, moe_resolution.choose_draft_runner])
+def test_on_other_cards_the_model_is_not_even_looked_at(
+    rule: Any, card: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A configuration that we do not understand must not end a start that is none of our business."""
+    monkeypatch.setattr(moe_resolution, "facts_of_arguments", lambda view: machine(card))
+    monkeypatch.setattr(moe_resolution, "model_config_of", lambda view: pytest.fail("the model is looked at"))
+    view = SimpleNamespace(moe_runner_backend="auto", speculative_algorithm="EAGLE")
+    declared = {"speculative_moe_runner_backend": "flashinfer_trtllm"}
+    assert rule(view, declared) == declared
+
+
 @pytest.mark.parametrize("value", ["flashinfer_trtllm", "triton", "marlin", "flashinfer_cutlass"])
 def test_a_named_runner_is_never_changed(resolve: Arguments, value: str) -> None:
     assert resolve("modelopt_fp4", "--moe-runner-backend", value, facts=machine(RTX))[0] == value
@@ -192,6 +205,16 @@ def test_compressed_tensors_runs_under_auto_and_modelopt_does_not(make: Layers) 
         make("ModelOpt", "auto", machine(RTX))
 
 
+def test_a_drafts_experts_are_judged_by_their_own_kind(make: Layers) -> None:
+    """A ModelOpt draft of a compressed-tensors target: what runs for the target says nothing about it."""
+    moe_resolution.RUNNERS.quantization = "compressed-tensors"
+    with pytest.raises(UnsupportedError, match="modelopt_fp4 experts.*flashinfer_trtllm"):
+        make("ModelOpt", "auto", machine(RTX))
+    moe_resolution.RUNNERS.quantization = "nvfp4_weight_only"
+    with pytest.raises(UnsupportedError, match="nvfp4_weight_only experts"):
+        make("ModelOpt", "flashinfer_cutlass", machine(RTX))
+
+
 def test_auto_left_to_sglang_is_not_refused_either(make: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_SM120_AUTO", "0")
     assert make("ModelOpt", "auto", machine(RTX)) is not None
@@ -264,7 +287,13 @@ def test_subclasses_of_the_methods_keep_their_own_rules(make: Layers) -> None:
 
 @pytest.mark.parametrize(
     ("cards", "device", "capability"),
-    [([(12, 0)], "cuda", RTX), ([(9, 0), (12, 1)], None, HOPPER), ([(12, 0)], "cpu", None), ([], "cuda", None)],
+    [
+        ([(12, 0)], "cuda", RTX),
+        ([(12, 1), (12, 1)], None, SPARK),
+        ([(12, 0), (9, 0)], "cuda", None),  # which of them is CUDA's first is not known
+        ([(12, 0)], "cpu", None),
+        ([], "cuda", None),
+    ],
 )
 def test_the_card_of_the_arguments_is_read_without_a_context(
     cards: list[tuple[int, int]],
@@ -273,6 +302,6 @@ def test_the_card_of_the_arguments_is_read_without_a_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(moe_resolution, "compute_capabilities", lambda: cards)
-    facts = moe_resolution.facts_of_arguments(SimpleNamespace(device=device, base_gpu_id=0))
+    facts = moe_resolution.facts_of_arguments(SimpleNamespace(device=device))
     assert facts.capability == capability
     assert facts.versions["sglang"] == "0.5.23"

@@ -1,0 +1,64 @@
+"""Which GPUs the arguments of a server are judged for, without a CUDA context."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from sglang_sm120.host import nvml
+
+CARDS = [(12, 0), (9, 0), (12, 1)]
+
+
+class Library:
+    """NVML with three GPUs, as far as it is asked."""
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802 - NVML's names
+        return 0
+
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(CARDS)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:  # noqa: N802
+        device._obj.value = index + 1
+        return 0
+
+    def nvmlDeviceGetCudaComputeCapability(self, device: Any, major: Any, minor: Any) -> int:  # noqa: N802
+        major._obj.value, minor._obj.value = CARDS[device.value - 1]
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [
+        (None, CARDS),
+        ("0,1,2", CARDS),
+        ("2, 1", [(9, 0), (12, 1)]),
+        ("", []),
+        ("-1", []),
+        ("GPU-8a3c", CARDS),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(
+    listed: str | None, seen: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
+    if listed is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert nvml.compute_capabilities() == seen
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert nvml.compute_capabilities() == []
