@@ -52,30 +52,18 @@ def route_gemm(module: ModuleType, patcher: Patcher) -> None:
 def route_quantizer(module: ModuleType, patcher: Patcher) -> None:
     """Replace the module's ``fp4_quantize`` by one that can be ours.
 
-    Ours quantizes when the backend is ours, when there is no other quantizer, when ``probe`` found the other
-    one wrong on this card, and below compute capability 10.0, where FlashInfer's does not run.
+    Ours quantizes when there is no other quantizer, and where :attr:`ServingState.replaces_quantizer` says so.
     """
     original = module.fp4_quantize
 
     def fp4_quantize(
         input: torch.Tensor, global_scale: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if args or kwargs or not _quantize_ourselves(original is not None):
+        if args or kwargs or not (original is None or STATE.replaces_quantizer):
             return original(input, global_scale, *args, **kwargs)  # type: ignore[no-any-return]
-        backend = STATE.backend
-        name = backend.value if backend is not None and backend.implementation else STATE.quantizer
-        return ops.nvfp4_quantize(input, global_scale, True, name)
+        return ops.nvfp4_quantize(input, global_scale, True, STATE.quantizing_backend)
 
     patcher.set(module, "fp4_quantize", mark("quantizer", fp4_quantize, original))
-
-
-def _quantize_ourselves(other_exists: bool) -> bool:
-    if not other_exists or STATE.quantizer_rejected:
-        return True
-    if STATE.backend is not None and STATE.backend.quantizes_itself:
-        return True
-    facts = STATE.facts
-    return facts is not None and (facts.capability is None or facts.capability < (10, 0))
 
 
 def guard_preemption(module: ModuleType, patcher: Patcher) -> None:

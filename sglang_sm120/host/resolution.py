@@ -74,6 +74,12 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     if decision.backend is None:
         return
     _use_record(facts, stale, scheduler)
+    if STATE.replaces_quantizer and STATE.quantizing_backend != decision.backend:
+        try:
+            ops.start(STATE.quantizing_backend, device)  # or its first call would, inside the first forward
+        except UnsupportedError as refusal:
+            STATE.refuse(refusal, facts)
+            return
     fp4_utils.FP4_GEMM_RUNNER_BACKEND = fp4_utils.Fp4GemmRunnerBackend(decision.backend)
     installer.require_live()
     if record is not None and record.implementation is not None:

@@ -42,6 +42,22 @@ class ServingState:
         return self.decision.backend if self.decision is not None else None
 
     @property
+    def quantizing_backend(self) -> str:
+        """The backend of ours that quantizes activations where ours is to: the chosen one, or its substitute."""
+        return self.backend.value if self.backend is not None and self.backend.quantizes_itself else self.quantizer
+
+    @property
+    def replaces_quantizer(self) -> bool:
+        """Whether ours quantizes although there is another one.
+
+        The backend is ours, ``probe`` found the other one wrong on this card, or the card is below compute capability
+        10.0, where FlashInfer's does not run.
+        """
+        if self.quantizer_rejected or (self.backend is not None and self.backend.quantizes_itself):
+            return True
+        return self.facts is not None and (self.facts.capability is None or self.facts.capability < (10, 0))
+
+    @property
     def repacks_weights(self) -> bool:
         """Whether SGLang repacks weights for a weight-only kernel, which uses no input scales."""
         return self.chosen == "marlin"

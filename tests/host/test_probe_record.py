@@ -11,13 +11,16 @@ import pytest
 
 from sglang_sm120 import env, ops
 from sglang_sm120.backends.record import HostFacts
+from sglang_sm120.errors import UnsupportedError
 from sglang_sm120.host import patches_gemm
 from sglang_sm120.host.patching import Patcher
 from sglang_sm120.host.state import STATE
 from sglang_sm120.probing.record import Outcome, save
 from sglang_sm120.records import identity_of
 from tests.host.conftest import Serving
-from tests.host.test_resolution import B200, NEWEST, RTX, Start
+from tests.host.linear_layers import make_case
+from tests.host.test_resolution import B200, NEWEST, RTX, Kernels, Start
+from tests.support.nvfp4 import fresh_generator
 
 
 @pytest.fixture
@@ -31,6 +34,11 @@ def _record(status: str, **versions: str) -> None:
     save(identity_of(facts), {"quantizer": Outcome(status, "test")})  # type: ignore[arg-type]
 
 
+def _save_passed_kernels() -> None:
+    facts = HostFacts(RTX, NEWEST, device_name="a card that is not here")
+    save(identity_of(facts), {"quantizer": Outcome("timeout", "test"), "sm120": Outcome("ok", "test")})
+
+
 @pytest.mark.parametrize(("status", "rejected"), [("ok", False), ("unsupported", False), ("wrong", True)])
 def test_a_quantizer_that_failed_its_probe_is_replaced(start: Start, status: str, rejected: bool) -> None:
     _record(status)
@@ -38,13 +46,26 @@ def test_a_quantizer_that_failed_its_probe_is_replaced(start: Start, status: str
     assert STATE.quantizer_rejected is rejected
 
 
-def test_a_quantizer_of_ours_that_passed_takes_over(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    facts = HostFacts(RTX, NEWEST, device_name="a card that is not here")
-    save(identity_of(facts), {"quantizer": Outcome("timeout", "test"), "sm120": Outcome("ok", "test")})
+def test_a_quantizer_of_ours_that_passed_takes_over_and_is_loaded_before_weights(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels = Kernels(monkeypatch)
+    _save_passed_kernels()
     with caplog.at_level(logging.WARNING, "sglang_sm120"):
         start("flashinfer_cutlass", RTX)
-    assert STATE.quantizer == "sm120"
+    assert STATE.quantizing_backend == "sm120"
+    assert kernels.loaded == ["cuda:0"]
     assert "failed sglang-sm120 probe on this card (timeout): sm120 quantizes instead." in caplog.text
+
+
+def test_a_quantizer_of_ours_that_cannot_be_loaded_stops_the_first_nvfp4_layer(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Kernels(monkeypatch, UnsupportedError("No compiled kernels."))
+    _save_passed_kernels()
+    start("flashinfer_cutlass", RTX)
+    with pytest.raises(UnsupportedError, match="No compiled kernels"):
+        make_case("modelopt", 128, [128], fresh_generator())
 
 
 def test_without_one_the_oracle_does_and_the_user_is_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
