@@ -15,21 +15,21 @@ CARDS = [(12, 0), (9, 0), (12, 1)]
 class Library:
     """NVML with three GPUs, as far as it is asked."""
 
-    def nvmlInit_v2(self) -> int:  # noqa: N802 - NVML's names
+    def nvmlInit_v2(self) -> int:
         return 0
 
-    def nvmlShutdown(self) -> int:  # noqa: N802
+    def nvmlShutdown(self) -> int:
         return 0
 
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
         count._obj.value = len(CARDS)
         return 0
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:
         device._obj.value = index + 1
         return 0
 
-    def nvmlDeviceGetCudaComputeCapability(self, device: Any, major: Any, minor: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetCudaComputeCapability(self, device: Any, major: Any, minor: Any) -> int:
         major._obj.value, minor._obj.value = CARDS[device.value - 1]
         return 0
 
