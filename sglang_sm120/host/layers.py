@@ -9,8 +9,8 @@ Ours keeps every parameter that the loader fills and adds three of its own:
     sm120_weight_scale[_i]  e4m3 bytes    128x4-swizzled block scales, only where they cannot stand in place
 
 Block scales whose shape is a whole number of tiles (N % 128 == 0, K % 64 == 0) are swizzled in place, so the
-scales are held once. The loader hook puts them back into row-major order before it writes the first byte
-of a reload; a preparation that runs twice, or after a partial reload, then still finds the truth.
+scales are held once. The loader hook (``reload.py``) puts them back into row-major order before it writes the first
+byte of a reload; a preparation that runs twice, or after a partial reload, then still finds the truth.
 
 On a reload every derived tensor is overwritten in place: a captured CUDA graph keeps its addresses.
 
@@ -20,7 +20,6 @@ with padded rows. The parameter becomes a view of it and keeps its shape, so a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,9 @@ from torch.nn import Parameter
 from sglang_sm120 import layout, ops, scales
 from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.formats import BLOCK_SIZE
+from sglang_sm120.host import reload
 from sglang_sm120.host.conventions import Convention
+from sglang_sm120.host.reload import layer_name
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def mark_unloaded(layer: torch.nn.Module, convention: Convention) -> None:
         parameter.data.fill_(float("nan"))
 
 
-def complete_scales(layer: torch.nn.Module, convention: Convention, *, dummy: bool) -> None:
+def complete_scales(layer: Any, convention: Convention, *, dummy: bool) -> None:
     """Spread the one scale of a projection that is fused on disk over its shards.
 
     ``dummy`` weights (``--load-format dummy``) are random numbers of either sign, which are no scales: they
@@ -91,8 +92,13 @@ def complete_scales(layer: torch.nn.Module, convention: Convention, *, dummy: bo
         data = getattr(layer, name).data.view(-1)
         if dummy:
             data.fill_(1.0)
-        elif data.numel() > 1 and bool(data[1:].isnan().all()) and not bool(data[0].isnan()):
-            data.fill_(data[0].item())
+        elif data.numel() > 1 and not bool(data[0].isnan()):
+            spread: dict[str, float] = layer.__dict__.setdefault("sm120_spread", {})
+            # A reload writes the first slot again and leaves in the others what was spread into them before.
+            stale = name in spread and bool((data[1:] == spread[name]).all())
+            if stale or bool(data[1:].isnan().all()):
+                spread[name] = data[0].item()
+                data.fill_(data[0])
 
 
 def prepare(layer: Any, method: Any, convention: Convention, backend: str) -> None:
@@ -129,6 +135,8 @@ def prepare(layer: Any, method: Any, convention: Convention, backend: str) -> No
         weight_only=convention.weight_only,
         pre_scaled=bool(getattr(getattr(method, "quant_config", None), "is_awq", False)),
     )
+    reload.watch(layer, convention)
+    layer.sm120_current = True
     if weight.is_cuda:
         # A kernel launched as a dependent one reads weights before the kernels in front of it have ended, so what
         # writes them must have ended before the next forward.
@@ -152,7 +160,7 @@ def forward(layer: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
         bias: [N] or ``None``; added before the one rounding to the output type.
     """
     prepared: Prepared = layer.sm120_prepared
-    if not layer.sm120_in_order:
+    if not layer.sm120_current:
         raise ConfigError(
             f"Weights of {layer_name(layer)} were written without the step that prepares them (as "
             "update_weights_from_tensor does). Use update_weights_from_disk."
@@ -230,60 +238,14 @@ def _swizzle_scales(layer: Any, convention: Convention, bounds: list[tuple[int, 
     parameter = getattr(layer, convention.weight_scale)
     rows, blocks = parameter.shape
     if len(bounds) == 1 and layout.padded_scale_shape(rows, blocks) == (rows, blocks):
-        if not getattr(layer, "sm120_in_order", False):
+        if not getattr(layer, "sm120_swizzled", False):
             parameter.data.copy_(layout.swizzle_128x4(parameter.data))
-            layer.sm120_in_order = True
-            _restore_order_before_loading(layer, parameter)
+            layer.sm120_swizzled = True
         return [convention.weight_scale]
     names = [f"sm120_weight_scale_{i}" for i in range(len(bounds))]
-    layer.sm120_in_order = True
     for name, (start, stop) in zip(names, bounds, strict=True):
         _derive(layer, name, layout.swizzle_128x4(parameter.data[start:stop]))
     return names
-
-
-def refuse_reload_if_padded(layer: Any, convention: Convention, unpadded: torch.Size, backend: str) -> None:
-    """Name the reason before a reload dies in an assertion of a weight loader.
-
-    SGLang's preparation replaces a weight whose N or K is not a multiple of 32 by a padded one, into which the
-    checkpoint's tensor no longer fits. Nothing has been written when this is raised.
-    """
-    parameter = getattr(layer, convention.weight)
-    if parameter.shape == unpadded:
-        return
-
-    def refusing_loader(*args: Any, **kwargs: Any) -> None:
-        n, half_k = unpadded
-        raise ConfigError(
-            f"The weights of {layer_name(layer)} cannot be loaded again: SGLang padded it from N={n}, K={2 * half_k} "
-            f"for --fp4-gemm-backend {backend}. Restart the server with the new weights, or serve with torch_reference."
-        )
-
-    if hasattr(parameter, "_weight_loader"):
-        parameter._weight_loader = refusing_loader
-    else:
-        parameter.weight_loader = refusing_loader
-
-
-def layer_name(layer: Any) -> str:
-    """The layer's place in the model where SGLang tells it, else its class and size."""
-    return getattr(layer, "prefix", "") or f"{type(layer).__name__} (N={sum(layer.logical_widths)})"
-
-
-def _restore_order_before_loading(layer: Any, parameter: Any) -> None:
-    """Make the parameter's weight loader undo the in-place swizzle before its first write."""
-    loader: Callable[..., Any] = parameter.weight_loader
-    if getattr(loader, "sm120_restores", False):
-        return
-
-    def restoring_loader(param: Any, *args: Any, **kwargs: Any) -> Any:
-        if layer.sm120_in_order:
-            param.data.copy_(layout.unswizzle_128x4(param.data, *param.shape))
-            layer.sm120_in_order = False
-        return loader(param, *args, **kwargs)
-
-    restoring_loader.sm120_restores = True  # type: ignore[attr-defined]
-    parameter._weight_loader = restoring_loader
 
 
 def _derive(layer: torch.nn.Module, name: str, value: torch.Tensor) -> None:

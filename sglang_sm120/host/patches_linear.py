@@ -11,7 +11,7 @@ import torch
 from sglang_sm120 import ops
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.dispatch import layer_backend
-from sglang_sm120.host import layers
+from sglang_sm120.host import layers, reload
 from sglang_sm120.host.conventions import Convention
 from sglang_sm120.host.patching import Patcher, mark
 from sglang_sm120.host.state import STATE
@@ -49,7 +49,7 @@ def wrap_weights(module: ModuleType, patcher: Patcher, *, convention: Convention
         else:
             unpadded = getattr(layer, convention.weight).shape
             process(self, layer)
-            layers.refuse_reload_if_padded(layer, convention, unpadded, STATE.chosen)
+            reload.refuse_if_padded(layer, convention, unpadded, STATE.chosen)
 
     patcher.set(cls, "create_weights", mark(seam, create_weights, create))
     patcher.set(cls, "process_weights_after_loading", mark(seam, process_weights_after_loading, process))
@@ -115,7 +115,7 @@ def _backend_for(layer: Any, convention: Convention) -> str | None:
         chosen = layer_backend(
             STATE.decision,
             STATE.facts,
-            name=layers.layer_name(layer),
+            name=reload.layer_name(layer),
             n=-(-n // pad) * pad,
             k=-(-layer.input_size_per_partition // pad) * pad,
             out_dtype=str(layer.sm120_dtype).removeprefix("torch."),

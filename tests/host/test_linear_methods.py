@@ -7,6 +7,7 @@ import torch
 
 from sglang_sm120 import layout, reference
 from sglang_sm120.errors import ConfigError, FormatError
+from sglang_sm120.host.conventions import CONVENTIONS
 from sglang_sm120.host.state import STATE
 from tests.host.conftest import Serving
 from tests.host.linear_layers import Case, make_case
@@ -160,6 +161,24 @@ def test_one_scale_for_a_projection_fused_on_disk_serves_all_shards(serving: Ser
     check(case, random_activation(3, 128, torch.bfloat16, generator))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reload_of_a_projection_fused_on_disk_serves_all_shards_too(serving: Serving, kind: str) -> None:
+    """The loaders that write only the first slot leave the old scale in the others, which is not missing then."""
+    serving.decide("torch_reference")
+    case = make_case(kind, 128, [64, 64], fresh_generator())
+    decode = kind.startswith("modelopt")
+    parameter = getattr(case.layer, "weight_scale_2" if decode else "weight_global_scale")
+    parameter.data[1:] = float("nan")
+    case.prepare()
+    alpha = case.layer.sm120_alpha.clone()
+    parameter.data[0] *= 2
+    case.prepare()
+    assert torch.allclose(case.layer.sm120_alpha, alpha * 2 if decode else alpha / 2, rtol=1e-6)
+    parameter.data.copy_(torch.tensor([1.0, 4.0]) * parameter.data[0])  # a checkpoint with one scale for each shard
+    case.prepare()
+    assert len(case.layer.sm120_alpha.unique()) == 2
+
+
 @pytest.mark.parametrize("wrong", [0.0, float("inf"), float("nan"), -1.0])
 @pytest.mark.parametrize("kind", QUANTIZING)
 def test_an_absurd_global_scale_stops_the_load_by_name(serving: Serving, kind: str, wrong: float) -> None:
@@ -223,15 +242,22 @@ def test_a_quantized_lm_head_is_multiplied_by_its_method(serving: Serving, kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_written_without_their_preparation_are_not_multiplied(serving: Serving, kind: str) -> None:
+@pytest.mark.parametrize("n", [128, 72])
+def test_weights_written_without_their_preparation_are_not_multiplied(serving: Serving, kind: str, n: int) -> None:
+    """Block scales of 128 rows stand in the parameter, those of 72 beside it: both would be stale, as alpha would."""
     serving.decide("torch_reference")
-    case = make_case(kind, 128, [128], fresh_generator())
-    scale = case.layer.weight_scale
-    scale.weight_loader(scale, case.shards[0].linear_scales.view(torch.float8_e4m3fn))
-    with pytest.raises(ConfigError, match="update_weights_from_disk"):
-        case.run(torch.ones(1, 128, dtype=torch.bfloat16))
-    case.prepare()
-    check(case, random_activation(3, 128, torch.bfloat16, fresh_generator()))
+    case = make_case(kind, 128, [n], fresh_generator())
+    convention = next(c for c in CONVENTIONS if c.cls == type(case.method).__name__)
+    global_names = [name for name in (convention.weight_global, convention.input_global) if name is not None]
+    written = {name: getattr(case.layer, name).data.clone() for name in global_names}
+    written["weight_scale"] = case.shards[0].linear_scales.view(torch.float8_e4m3fn)
+    for name, value in written.items():
+        parameter = getattr(case.layer, name)
+        parameter.weight_loader(parameter, value)
+        with pytest.raises(ConfigError, match="update_weights_from_disk"):
+            case.run(torch.ones(1, 128, dtype=torch.bfloat16))
+        case.prepare()
+        check(case, random_activation(3, 128, torch.bfloat16, fresh_generator()))
 
 
 def test_a_layer_of_sglangs_fused_swiglu_is_refused_by_name(serving: Serving) -> None:
