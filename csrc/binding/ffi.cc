@@ -78,6 +78,10 @@ int64_t numel(const TensorView& t) {
   return count;
 }
 
+bool is_on(const TensorView& t, const DLDevice& device) {
+  return t.device().device_type == device.device_type && t.device().device_id == device.device_id;
+}
+
 bool aligned(const TensorView& t, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(t.data_ptr()) % bytes == 0;
 }
@@ -166,10 +170,9 @@ void nvfp4_gemm(TensorView a, TensorView a_scale, TensorView b, TensorView b_sca
                 Optional<TensorView> bias, TensorView out, bool dependent_launch, int64_t forced) {
   const DLDevice device = out.device();
   SM120_REQUIRE(device.device_type == kDLCUDA, "all tensors must be on a CUDA device");
-  for (const TensorView& t : {a, a_scale, b, b_scale, alpha}) {
-    SM120_REQUIRE(t.device().device_type == kDLCUDA && t.device().device_id == device.device_id,
-                  "all tensors must be on the device of out");
-  }
+  bool together = !bias.has_value() || is_on(bias.value(), device);
+  for (const TensorView& t : {a, a_scale, b, b_scale, alpha}) together = together && is_on(t, device);
+  SM120_REQUIRE(together, "all tensors, bias among them, must be on the device of out");
   const gemm::Params params = make_params(a, a_scale, b, b_scale, alpha, bias, out);
   const DeviceGuard guard(device.device_id);
   gemm::Plan plan = plan_of(params.m, params.n, params.k);
@@ -197,8 +200,7 @@ void nvfp4_quantize(TensorView x, TensorView global_scale, TensorView codes, Ten
   const DLDevice device = x.device();
   SM120_REQUIRE(device.device_type == kDLCUDA, "x must be on a CUDA device");
   for (const TensorView& t : {global_scale, codes, scales}) {
-    SM120_REQUIRE(t.device().device_type == kDLCUDA && t.device().device_id == device.device_id,
-                  "all tensors must be on the device of x");
+    SM120_REQUIRE(is_on(t, device), "all tensors must be on the device of x");
   }
   const bool bf16 = is_dtype(x, kDLBfloat, 16);
   SM120_REQUIRE(x.ndim() == 2 && (bf16 || is_dtype(x, kDLFloat, 16)), "x must be bfloat16 or float16 [M, K]");

@@ -35,8 +35,9 @@ struct Grid {
   int groups;
 };
 
-/// What 65,535 groups hold at four rows a thread.
-constexpr int kMaxRows = 65535 * kWarps * 4;
+constexpr int kMaxGroups = 65535;  // the most that a grid may have along y
+/// Whole tiles of 128 rows are worked off, at four rows a thread by 32 / kWarps groups each.
+constexpr int kMaxRows = kMaxGroups / (32 / kWarps) * 128;
 
 /// Rows that a thread takes, 32 apart: four once that still leaves several warps to every scheduler of a
 /// large card; at few tokens one, so that they spread over as many SMs as there are.
@@ -48,5 +49,6 @@ constexpr Grid grid_for(int m, int k, int rows) {
   const int slots = rows == 4 ? (m + 127) / 128 * 32 : (m + 31) / 32 * 32;
   return {(k + 32 * kBlock - 1) / (32 * kBlock), slots / kWarps};
 }
+static_assert(grid_for(kMaxRows, kBlock, rows_per_thread(kMaxRows, kBlock)).groups <= kMaxGroups);
 
 }  // namespace sm120::quantize

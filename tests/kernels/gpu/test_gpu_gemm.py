@@ -144,6 +144,8 @@ def test_graph_replays_follow_new_activations_in_a_dependent_chain() -> None:
         ({"alpha": lambda t: t[:3]}, "alpha"),
         ({"b_scale": lambda t: t[:-512]}, "b_scale"),
         ({"bias": lambda t: t.float()}, "bias"),
+        ({"bias": lambda t: t.cpu()}, "bias among them"),
+        ({"alpha": lambda t: t.cpu()}, "device of out"),
     ],
 )
 def test_wrong_operands_are_refused_by_name(change: dict, message: str) -> None:
