@@ -12,7 +12,7 @@ from typing import Literal
 
 from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.models import attention, mlp
-from sglang_sm120.models.config import Reader
+from sglang_sm120.models.config import MOST_LAYERS, Reader
 from sglang_sm120.models.gemms import Gemm
 from sglang_sm120.models.source import ModelSource
 
@@ -85,7 +85,8 @@ class _Family:
 
 
 def _mtp_layers(read: Reader) -> int:
-    return read.optional("mtp_num_hidden_layers", read.optional("num_nextn_predict_layers", 0))
+    depth = read.optional("num_nextn_predict_layers", 0, MOST_LAYERS)
+    return read.optional("mtp_num_hidden_layers", depth, MOST_LAYERS)
 
 
 _DENSE = _Family(attention.grouped, mlp.dense)
@@ -122,7 +123,7 @@ def read_model(source: ModelSource) -> Model:
     family = _FAMILIES.get(model_type.removesuffix("_text"))
     if family is None:
         raise ConfigError(bad_value("model_type", model_type, f"known are {', '.join(_FAMILIES)}"))
-    count = read.number("num_hidden_layers")
+    count = read.number("num_hidden_layers", largest=MOST_LAYERS)
     hidden, vocabulary = read.number("hidden_size"), read.number("vocab_size")
     head = Gemm("lm_head", "lm_head", (vocabulary,), hidden, "vocab", ("lm_head",))
     return Model(
@@ -152,7 +153,7 @@ def _is_full(read: Reader, index: int) -> bool:
     kinds = read.config.get("layer_types")
     if isinstance(kinds, list) and index < len(kinds):
         return bool(kinds[index] == "full_attention")
-    return (index + 1) % read.optional("full_attention_interval", 4) == 0
+    return (index + 1) % (read.optional("full_attention_interval", 4) or 4) == 0
 
 
 def _draft(read: Reader, family: _Family, count: int) -> Draft | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,10 +91,12 @@ def tensor_names(folder: Path) -> frozenset[str] | None:
 
 def _files(path: Path) -> tuple[list[Path], Mapping[str, str] | None]:
     """Return the files to read, and the index if there is one."""
-    if path.is_file() and path.suffix == ".safetensors":
+    # Path.is_file raises for a name that is too long and for a folder that may not be read; os.path says no.
+    is_file, is_dir = os.path.isfile(path), os.path.isdir(path)
+    if is_file and path.suffix == ".safetensors":
         return [path], None
-    folder = path if path.is_dir() else path.parent
-    index = path if path.is_file() else next((folder / n for n in INDEX_NAMES if (folder / n).is_file()), None)
+    folder = path if is_dir else path.parent
+    index = path if is_file else next((folder / n for n in INDEX_NAMES if os.path.isfile(folder / n)), None)
     if index is not None and index.name.endswith(".index.json"):
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -105,15 +108,15 @@ def _files(path: Path) -> tuple[list[Path], Mapping[str, str] | None]:
                     bad_value(f"weight_map of {index}", name, "a file name that ends in .safetensors is needed")
                 )
         return sorted({folder / name for name in weight_map.values()}), weight_map
-    files = sorted(folder.glob("*.safetensors")) if path.is_dir() else []
+    files = sorted(folder.glob("*.safetensors")) if is_dir else []
     if not files:
         raise ConfigError(bad_value("PATH", str(path), "name a folder with safetensors files, or one such file"))
     return files, None
 
 
 def _quantization(path: Path) -> Quantization | None:
-    folder = path if path.is_dir() else path.parent
-    if not (folder / "config.json").is_file():
+    folder = path if os.path.isdir(path) else path.parent
+    if not os.path.isfile(folder / "config.json"):
         return None
     return read_quantization(load_source(str(folder)).quantization)
 

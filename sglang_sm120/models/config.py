@@ -10,6 +10,8 @@ from sglang_sm120.errors import ConfigError, bad_value
 
 #: No dimension of a model is larger; a number beyond it is damage.
 _LARGEST = 1 << 40
+#: Layers are listed one by one; the deepest published models have some hundred.
+MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -19,32 +21,33 @@ class Reader:
     config: Mapping[str, Any]
     label: str
 
-    def number(self, *names: str) -> int:
-        """Return the first of the fields that is given, as a positive integer.
+    def number(self, *names: str, largest: int = _LARGEST) -> int:
+        """Return the first of the fields that is given, as a positive integer of at most ``largest``.
 
         Raises:
-            ConfigError: none is given, or it is no positive integer.
+            ConfigError: none is given, or it is no such integer.
         """
         for name in names:
             value = self.config.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _LARGEST:
-                raise ConfigError(bad_value(f"{name} of {self.label}", value, "a positive integer is needed"))
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest:
+                remedy = f"a positive integer of at most {largest} is needed"
+                raise ConfigError(bad_value(f"{name} of {self.label}", value, remedy))
             return value
         raise ConfigError(
             f"The configuration of {self.label} has no {' or '.join(names)}, which this model type needs."
         )
 
-    def optional(self, name: str, default: int) -> int:
+    def optional(self, name: str, default: int, largest: int = _LARGEST) -> int:
         """Return a field that may be absent, null or zero.
 
         Raises:
-            ConfigError: it is no integer, or negative.
+            ConfigError: it is no integer, negative, or more than ``largest``.
         """
         value = self.config.get(name)
         if value is None:
             return default
         if value == 0:
             return 0
-        return self.number(name)
+        return self.number(name, largest=largest)

@@ -9,7 +9,7 @@ The rules follow how SGLang 0.5.23 matches names: ``modelopt_quant.py`` (``is_la
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -89,13 +89,12 @@ def read_quantization(section: Mapping[str, Any] | None) -> Quantization:
     """Read a quantization section: of ``config.json``, or the whole of ``hf_quant_config.json``.
 
     Raises:
-        ConfigError: a method, algorithm or layout that is not known.
+        ConfigError: a method, algorithm or layout that is not known, or a part that is not what it should be.
     """
     if not section:
         return Quantization()
-    inner = section.get("quantization", section)
-    if not isinstance(inner, Mapping):
-        raise ConfigError(bad_value("quantization", inner, "it must be an object"))
+    _object("quantization_config", section)
+    inner = _object("quantization", section.get("quantization", section))
     method = str(inner.get("quant_method", "modelopt" if "quant_algo" in inner else "")).lower()
     if method.startswith("modelopt") or (not method and "quant_algo" in inner):
         return _modelopt(inner)
@@ -113,7 +112,7 @@ def _modelopt(section: Mapping[str, Any]) -> Quantization:
     kv_fp8 = str(section.get("kv_cache_quant_algo") or "").upper() == "FP8" or _is_fp8(section.get("kv_cache_scheme"))
     if algorithm == "MIXED_PRECISION":
         rules: list[Rule] = []
-        for name, entry in (section.get("quantized_layers") or {}).items():
+        for name, entry in _objects(section, "quantized_layers").items():
             layout = _modelopt_format(str(entry.get("quant_algo", "")).upper())
             # An entry for a block ("...mlp.experts") holds for everything inside it.
             rules.append(Rule(_pattern(name, inside=True), layout))
@@ -133,37 +132,58 @@ def _modelopt_format(algorithm: str) -> Format:
 def _compressed_tensors(section: Mapping[str, Any]) -> Quantization:
     rules: list[Rule] = []
     default: Format = "bf16"
-    for group in (section.get("config_groups") or {}).values():
+    for group in _objects(section, "config_groups").values():
         layout = _compressed_format(group)
-        for target in group.get("targets") or ["Linear"]:
+        for target in _names(group, "targets") or ("Linear",):
             if "." in target or target.startswith("re:"):
                 rules.append(Rule(_target(target), layout))
             else:
                 default = layout  # the name of a class: every linear layer
-    excluded = tuple(_target(name) for name in section.get("ignore") or ())
+    excluded = tuple(_target(name) for name in _names(section, "ignore"))
     kv_fp8 = _is_fp8(section.get("kv_cache_scheme"))
     return Quantization("compressed-tensors", excluded, tuple(rules), default, kv_fp8)
 
 
 def _compressed_format(group: Mapping[str, Any]) -> Format:
-    weights = group.get("weights") or {}
+    weights = _object("weights", group.get("weights") or {})
     bits, kind = weights.get("num_bits"), weights.get("type")
     if bits == 4 and kind == "float":
         if weights.get("group_size") == 32:
             return "mxfp4"
         return "nvfp4" if group.get("input_activations") else "nvfp4_w4a16"
     known: dict[tuple[object, object], Format] = {(8, "float"): "fp8", (4, "int"): "int4", (8, "int"): "int8"}
-    if (bits, kind) not in known:
-        raise ConfigError(bad_value("config_groups", dict(weights), "known are 4 and 8 bits of type float or int"))
-    return known[bits, kind]
+    for pair, layout in known.items():
+        if pair == (bits, kind):
+            return layout
+    raise ConfigError(bad_value("config_groups", dict(weights), "known are 4 and 8 bits of type float or int"))
 
 
 def _is_fp8(scheme: object) -> bool:
     return isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"
 
 
-def _exclusions(section: Mapping[str, Any]) -> Iterable[str]:
-    return next((section[key] for key in _EXCLUSIONS if section.get(key)), ())
+def _exclusions(section: Mapping[str, Any]) -> Sequence[str]:
+    return next((names for key in _EXCLUSIONS if (names := _names(section, key))), ())
+
+
+def _object(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(bad_value(name, value, "the quantization configuration needs an object there"))
+    return value
+
+
+def _objects(section: Mapping[str, Any], key: str) -> Mapping[str, Mapping[str, Any]]:
+    """An object of objects, empty if it is absent or null."""
+    found = _object(key, section.get(key) or {})
+    return {name: _object(f"{key}.{name}", entry) for name, entry in found.items()}
+
+
+def _names(section: Mapping[str, Any], key: str) -> Sequence[str]:
+    """A list of names, empty if it is absent or null. A single text is no list: its letters would be the names."""
+    found = section.get(key) or ()
+    if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(bad_value(key, found, "the quantization configuration needs a list of names there"))
+    return found
 
 
 def _compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
@@ -183,7 +203,7 @@ def _target(text: str) -> re.Pattern[str]:
         return _pattern(text)
     try:
         return re.compile(f"(?:{text[3:]}).*")
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(bad_value("ignore", text, f"it is no regular expression ({error})")) from error
 
 

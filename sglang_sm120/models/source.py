@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -58,10 +59,14 @@ def load_source(model: str) -> ModelSource:
     Raises:
         ConfigError: there is none, or it cannot be read. The message names the presets.
     """
-    path = Path(model).expanduser()
-    if path.exists():
-        folder = path if path.is_dir() else path.parent
-        return _read(model, "folder", folder)
+    # Functions of os.path: those of Path raise for names that are too long and for users that do not exist.
+    place = os.path.expanduser(model)
+    if os.path.isdir(place):
+        return _read(model, "folder", Path(place))
+    if os.path.lexists(place):
+        if os.path.basename(place) != "config.json":
+            raise ConfigError(bad_value("MODEL", model, "name the folder of the model, or its config.json"))
+        return _read(model, "folder", Path(place).parent)
     cached = _in_hub_cache(model) if _HUB_ID.fullmatch(model) else None
     if cached is not None:
         return _read(model, "hub cache", cached)
@@ -94,12 +99,16 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object.
 
     Raises:
-        ConfigError: the file is missing, too large, or no JSON object.
+        ConfigError: the file is missing, no regular file, too large, or no JSON object.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_CONFIG_BYTES:
-            raise ConfigError(bad_value(str(path), size, f"a configuration has at most {MAX_CONFIG_BYTES} bytes"))
+        status = path.stat()
+        # Opening a FIFO would wait for a writer, and a device has no end.
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path} cannot be read: it is no regular file.")
+        if status.st_size > MAX_CONFIG_BYTES:
+            remedy = f"a configuration has at most {MAX_CONFIG_BYTES} bytes"
+            raise ConfigError(bad_value(str(path), status.st_size, remedy))
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -113,11 +122,11 @@ def read_json(path: Path) -> dict[str, Any]:
 def _in_hub_cache(hub_id: str) -> Path | None:
     """The folder of the snapshot that ``refs/main`` names, as the huggingface_hub library lays it out."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    root = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    root = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
     repository = root / f"models--{hub_id.replace('/', '--')}"
     try:
-        revision = (repository / "refs" / "main").read_text(encoding="utf-8").strip()
+        revision = (repository / "refs" / "main").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
     snapshot = repository / "snapshots" / revision
-    return snapshot if (snapshot / "config.json").is_file() else None
+    return snapshot if os.path.isfile(snapshot / "config.json") else None

@@ -126,11 +126,24 @@ class TestFormats:
             ({"quant_method": "modelopt", "quant_algo": "NVFP2"}, "quant_algo='NVFP2'"),
             ({"quant_method": "magic"}, "quant_method='magic'"),
             ({"quantization": 4}, "quantization=4"),
+            ([4], "quantization_config=[4]"),
+            ({"quant_algo": "MIXED_PRECISION", "quantized_layers": 4}, "quantized_layers=4"),
+            ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"lm_head": 4}}, "quantized_layers.lm_head=4"),
+            ({"quant_algo": "NVFP4", "exclude_modules": "lm_head"}, "exclude_modules='lm_head'"),
+            ({"quant_algo": "NVFP4", "exclude_modules": [4]}, "exclude_modules=[4]"),
+            ({"quant_method": "fp8", "ignored_layers": {"a": 1}}, "ignored_layers="),
+            ({"config_groups": [4]}, "config_groups=[4]"),
+            ({"config_groups": {"g": 4}}, "config_groups.g=4"),
+            ({"config_groups": {"g": {"weights": 4}}}, "weights=4"),
+            ({"config_groups": {"g": {"weights": {"num_bits": [4], "type": {}}}}}, "config_groups="),
+            ({"config_groups": {"g": {"targets": "Linear", "weights": {"num_bits": 8, "type": "int"}}}}, "targets="),
+            ({"config_groups": {}, "ignore": "lm_head"}, "ignore='lm_head'"),
+            ({"config_groups": {}, "ignore": ["re:a{99999999999}"]}, "ignore="),
             ({"config_groups": {"g": {"weights": {"num_bits": 3, "type": "int"}}}}, "config_groups="),
             ({"config_groups": {"g": {"targets": ["re:("], "weights": {"num_bits": 8, "type": "int"}}}}, "ignore="),
         ],
     )
-    def test_what_is_not_known_is_named(self, section: dict[str, Any], named: str) -> None:
+    def test_what_is_not_known_is_named(self, section: Any, named: str) -> None:
         with pytest.raises(ConfigError) as caught:
             read_quantization(section)
         assert named in str(caught.value)

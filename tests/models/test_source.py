@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,34 @@ def test_a_broken_configuration(text: str, why: str, tmp_path: Path) -> None:
         load_source(str(folder))
 
 
+@pytest.mark.parametrize("model", ["~no-such-user/m", "a" * 5000, "", "\udcff"])
+def test_a_name_that_no_file_can_have_is_an_unknown_model(model: str) -> None:
+    with pytest.raises(ConfigError, match="MODEL="):
+        load_source(model)
+
+
+def test_another_file_than_config_json_does_not_stand_for_its_neighbour(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", CONFIG)
+    write(folder, CONFIG, "other.json")
+    with pytest.raises(ConfigError, match=r"other\.json.*name the folder"):
+        load_source(str(folder / "other.json"))
+
+
+def test_a_configuration_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match="no regular file"):
+        load_source(str(tmp_path))
+
+
+def test_a_damaged_hub_cache_is_none(tmp_path: Path) -> None:
+    refs = tmp_path / "hub" / "models--nobody--nothing" / "refs"
+    refs.mkdir(parents=True)
+    for revision in (b"\xff\xfe", b"a" * 5000):
+        (refs / "main").write_bytes(revision)
+        with pytest.raises(ConfigError, match="not in the local Hugging Face cache"):
+            load_source("nobody/nothing")
+
+
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         load_source(str(tmp_path))
@@ -106,6 +135,24 @@ class TestFields:
         folder = write(tmp_path / "m", {**CONFIG, "hidden_size": value})
         with pytest.raises(ConfigError, match="hidden_size of .*positive integer"):
             read_model(load_source(str(folder)))
+
+    @pytest.mark.parametrize("name", ["num_hidden_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers"])
+    def test_more_layers_than_can_be_listed(self, name: str, tmp_path: Path) -> None:
+        config = {**presets()["qwen3.8-27b"]["config"]}
+        if name.startswith("num_nextn"):
+            config.pop("mtp_num_hidden_layers", None)
+        folder = write(tmp_path / "m", {**config, name: 1 << 39})
+        with pytest.raises(ConfigError, match=f"{name} of .*at most 4096"):
+            read_model(load_source(str(folder)))
+
+    def test_no_interval_of_full_attention_is_the_usual_one(self, tmp_path: Path) -> None:
+        config = {**presets()["qwen3.8-27b"]["config"]}
+        config.pop("layer_types", None)
+        models = []
+        for interval in (0, 4):
+            folder = write(tmp_path / str(interval), {**config, "full_attention_interval": interval})
+            models.append(read_model(load_source(str(folder))).layers)
+        assert models[0] == models[1]
 
     def test_a_size_that_is_missing(self, tmp_path: Path) -> None:
         folder = write(tmp_path / "m", CONFIG)
