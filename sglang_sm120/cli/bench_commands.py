@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sglang_sm120.cli.model_commands import MOST_RANKS
 from sglang_sm120.cli.redact import redacted
 
 Model = Annotated[
@@ -17,7 +18,7 @@ Model = Annotated[
     ),
 ]
 Shapes = Annotated[list[str] | None, typer.Option("--shape", help="NxK instead of a model; may be repeated.")]
-Tp = Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks that share the model.")]
+Tp = Annotated[int, typer.Option(min=1, max=MOST_RANKS, help="Tensor-parallel ranks that share the model.")]
 Rows = Annotated[str, typer.Option(help="Values of M such as 1,16,128. Without it: decode, verification and prefill.")]
 Backends = Annotated[
     list[str] | None, typer.Option("--backend", help="Measure only this value; may be repeated. It must have passed.")

@@ -6,6 +6,7 @@ or could not do its work.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import Annotated, Any
@@ -106,9 +107,14 @@ def _print_json(report: dict[str, Any]) -> None:
 
 def main() -> None:
     """Run the command line; the entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # The name of a file may be no text, and a terminal may have no µ: neither may cost the report.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
-    except Sm120Error as error:
+    except (Sm120Error, OSError) as error:
+        # An OSError names the file and what the system says: no right to read it, a full disk.
         typer.echo(f"Error: {error}", err=True)
         sys.exit(2)
 

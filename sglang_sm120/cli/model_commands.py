@@ -10,6 +10,10 @@ import typer
 
 from sglang_sm120.cli.redact import redacted
 
+#: No machine or cluster that serves one model has more; numbers beyond these are mistakes and would take forever.
+MOST_RANKS = 4096
+_MOST_TOKENS = 1 << 30
+
 _MODEL_HELP = "A folder or config.json, a hub id that is in the local cache (nothing is downloaded), or a preset."
 _CARD_HELP = (
     "The card to predict for, for example rtx-pro-6000, rtx-5090 or dgx-spark. Without it: the one that is here."
@@ -22,10 +26,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON without nam
 
 def explain(
     model: ModelArgument,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="Groups of ranks that share out whole experts.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
-    context: Annotated[int, typer.Option(min=0, help="Tokens that every sequence has behind it.")] = 4096,
+    tp: Annotated[int, typer.Option(min=1, max=MOST_RANKS, help="Tensor-parallel ranks.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, max=MOST_RANKS, help="Groups of ranks that share out whole experts.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Sequences that decode together.")] = 1,
+    context: Annotated[
+        int, typer.Option(min=0, max=_MOST_TOKENS, help="Tokens that every sequence has behind it.")
+    ] = 4096,
     kv_dtype: Annotated[
         str | None,
         typer.Option(help="bf16 or fp8. Without it: what the checkpoint has scales for.", show_default=False),
@@ -63,11 +69,18 @@ def serve_args(
     model: ModelArgument,
     tp: Annotated[
         int | None,
-        typer.Option(min=1, help="Tensor-parallel ranks. Without it: as many as --gpus allow.", show_default=False),
+        typer.Option(
+            min=1,
+            max=MOST_RANKS,
+            help="Tensor-parallel ranks. Without it: as many as --gpus allow.",
+            show_default=False,
+        ),
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, help="Cards to use. Without it: those that are here, else 1.", show_default=False),
+        typer.Option(
+            min=1, max=MOST_RANKS, help="Cards to use. Without it: those that are here, else 1.", show_default=False
+        ),
     ] = None,
     card: CardOption = None,
     check: Annotated[
@@ -92,7 +105,9 @@ def serve_args(
 
 def check_checkpoint(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder, an index file, or one .safetensors file.")],
-    tp: Annotated[int | None, typer.Option(min=1, help="Also say what this many ranks cannot share well.")] = None,
+    tp: Annotated[
+        int | None, typer.Option(min=1, max=MOST_RANKS, help="Also say what this many ranks cannot share well.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look for bad scales in an NVFP4 checkpoint (ModelOpt or compressed-tensors) of any size. Needs no GPU.

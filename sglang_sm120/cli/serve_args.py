@@ -17,7 +17,7 @@ from sglang_sm120.models.advice import advise, largest_tp, planned_facts
 from sglang_sm120.models.architecture import read_model
 from sglang_sm120.models.checkpoint import tensor_names
 from sglang_sm120.models.quantization import read_quantization
-from sglang_sm120.models.source import load_source, presets
+from sglang_sm120.models.source import ModelSource, load_source, presets
 
 
 def serve_args_report(model: str, *, tp: int | None, gpus: int | None, card: str | None, check: bool) -> dict[str, Any]:
@@ -33,17 +33,21 @@ def serve_args_report(model: str, *, tp: int | None, gpus: int | None, card: str
     if tp is None:
         tp = largest_tp(described, gpus or (cards_here() if card is None else 1))
     tensors = tensor_names(source.folder) if source.folder is not None else None
-    advice = advise(_path(model), described, quantization, target, facts, tp=tp, tensors=tensors)
+    advice = advise(_path(model, source), described, quantization, target, facts, tp=tp, tensors=tensors)
     report = {**advice.as_data(), "assumed": list(assumed), "check": None}
     if check:
         report["check"] = _check(advice.arguments)
     return report
 
 
-def _path(model: str) -> str:
-    """What goes after ``--model-path``: a preset's name is no path, its checkpoint's id is."""
-    preset = presets().get(model)
-    return str(preset["checkpoints"][0]) if preset is not None else model
+def _path(model: str, source: ModelSource) -> str:
+    """What goes after ``--model-path``: a folder or a hub id, where the user may have named a config.json or a preset."""
+    if source.origin == "folder":
+        return str(source.folder)
+    if source.origin == "hub cache":
+        return model
+    checkpoints: list[str] = presets()[source.label]["checkpoints"]
+    return next((name for name in checkpoints if name.lower() == model.lower()), checkpoints[0])
 
 
 def _check(arguments: list[str]) -> dict[str, Any]:
