@@ -40,7 +40,13 @@ def make_env(path: Path, *packages: Path) -> str:
 
 def copy_source(path: Path) -> Path:
     """Copy the sources, so that building them leaves nothing in the repository."""
-    shutil.copytree(ROOT, path, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info"))
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        # At the top only: sglang_sm120/build is a room of the package.
+        built = {"build", "dist"} if Path(folder) == ROOT else set()
+        return {name for name in names if name in built or name.startswith(".") or name.endswith(".egg-info")}
+
+    shutil.copytree(ROOT, path, ignore=left_out)
     return path
 
 
