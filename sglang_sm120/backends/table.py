@@ -355,17 +355,20 @@ _KERNELS_SHOWN_BY: dict[Capability, Source] = {
     (12, 0): _test("tests/kernels/test_kernel_gate.py"),
     (12, 1): _test("tests/kernels/test_kernel_gate.py"),
 }
+#: Oldest driver branch that runs programs of a CUDA major version; newer minor versions need no newer driver.
+DRIVER_FLOOR: Mapping[int, int] = MappingProxyType({12: 525, 13: 580})
+_DRIVER_TABLE = _code("cuda 13.0 minor version compatibility, table 1")
 _CUDA_13_DRIVER = Fault(
-    name="kernels-need-driver-580",
+    name=f"kernels-need-driver-{DRIVER_FLOOR[13]}",
     capabilities=CAPABILITIES,
     when=(
-        Requirement("kernels_cuda", ">=13.0", _code("cuda 13.0 minor version compatibility, table 1")),
-        Requirement("driver", "<580", _code("cuda 13.0 minor version compatibility, table 1")),
+        Requirement("kernels_cuda", ">=13.0", _DRIVER_TABLE),
+        Requirement("driver", f"<{DRIVER_FLOOR[13]}", _DRIVER_TABLE),
     ),
-    effect="its kernels are compiled with CUDA 13, whose programs need an NVIDIA driver >= 580",
-    remedy="install an NVIDIA driver >= 580",
+    effect=f"its kernels are compiled with CUDA 13, whose programs need an NVIDIA driver >= {DRIVER_FLOOR[13]}",
+    remedy=f"install an NVIDIA driver >= {DRIVER_FLOOR[13]}",
     severity="refuse",
-    source=_code("cuda 13.0 minor version compatibility, table 1"),
+    source=_DRIVER_TABLE,
 )
 
 _SM120 = Backend(

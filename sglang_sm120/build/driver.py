@@ -6,9 +6,6 @@ import ctypes
 
 from sglang_sm120.errors import UnsupportedError
 
-#: Oldest driver branch that runs libraries of a CUDA major version (NVIDIA, "CUDA Compatibility", minor versions).
-DRIVER_FLOOR = {12: 525, 13: 580}
-
 
 def require(cuda: tuple[int, int]) -> None:
     """Check that the driver can run what a CUDA compiler of this version made.
@@ -20,13 +17,15 @@ def require(cuda: tuple[int, int]) -> None:
         UnsupportedError: no driver, or too old; the message has both versions.
     """
     offered = _cuda_of_driver()
+    if offered is not None and offered[0] >= cuda[0]:
+        return
+    from sglang_sm120.backends.table import DRIVER_FLOOR  # here: setup.py imports this package without the others
+
     if offered is None:
         raise UnsupportedError(
             "The kernels need an NVIDIA driver, and libcuda.so.1 cannot be loaded: install a driver of "
             f"{DRIVER_FLOOR[max(DRIVER_FLOOR)]} or newer; in a container, start it with GPU access (--gpus all)."
         )
-    if offered[0] >= cuda[0]:
-        return
     from sglang_sm120.device import installed_versions
 
     installed = installed_versions().get("driver", "")

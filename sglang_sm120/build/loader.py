@@ -49,7 +49,7 @@ def library_path(capability: tuple[int, int] | None = None) -> Path:
 
 
 def cuda_version(capability: tuple[int, int]) -> tuple[int, int]:
-    """Return the CUDA version of the library that :func:`load` would load, or would compile. Compiles nothing.
+    """Return the CUDA version of the library that :func:`load` would load, or would compile. Writes nothing.
 
     Raises:
         UnsupportedError: there is no library and no way to compile one.
@@ -57,7 +57,8 @@ def cuda_version(capability: tuple[int, int]) -> tuple[int, int]:
     """
     sources = spec.digest(spec.source_root())
     facts, _ = _prebuilt(sources, capability)
-    if facts is None:
+    # Every server on a GPU asks this: no folder is made for it.
+    if facts is None and store.exists():
         facts, _ = manifest.read(_compiled_here(sources, capability))
     if facts is not None:
         return facts.cuda
@@ -72,6 +73,8 @@ def _find(capability: tuple[int, int]) -> tuple[Path, manifest.Manifest]:
     facts, missing = _prebuilt(sources, capability)
     if facts is not None:
         return PREBUILT, facts
+    if PREBUILT.exists():
+        logger.warning("The compiled kernels that came with the package are %s.", missing)
     library = _compiled_here(sources, capability)
     try:
         return library, store.get_or_make(library, lambda path: _compile(root, target, path))
@@ -89,7 +92,6 @@ def _prebuilt(sources: str, capability: tuple[int, int]) -> tuple[manifest.Manif
     facts, problem = manifest.read(PREBUILT)
     refusal = problem if facts is None else facts.refusal(sources, capability)
     if facts is None or refusal is not None:
-        logger.warning("The compiled kernels that came with the package are not used: %s.", refusal)
         return None, f"not usable, {refusal}"
     return facts, ""
 

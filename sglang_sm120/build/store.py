@@ -21,6 +21,8 @@ from sglang_sm120.errors import ConfigError, bad_value
 
 logger = logging.getLogger(__name__)
 
+_NAME = "native"
+
 
 def folder() -> Path:
     """Return the folder, created with mode 0700 if it was missing.
@@ -28,7 +30,16 @@ def folder() -> Path:
     Raises:
         ConfigError: it cannot be created, is not a folder, or somebody else owns it or may write to it.
     """
-    return env.cache_dir("native")
+    return env.cache_dir(_NAME)
+
+
+def exists() -> bool:
+    """Whether the folder is there. Touches no file.
+
+    Raises:
+        ConfigError: the variable for the cache folder cannot be understood.
+    """
+    return os.path.isdir(env.cache_path() / _NAME)  # Path.is_dir would raise for a home folder of somebody else
 
 
 def get_or_make(library: Path, make: Callable[[Path], None]) -> manifest.Manifest:

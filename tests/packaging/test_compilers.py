@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sglang_sm120 import env
-from sglang_sm120.build import compiler, driver, loader, spec, toolchain
+from sglang_sm120.backends import table
+from sglang_sm120.build import compiler, driver, loader, manifest, spec, toolchain
 from sglang_sm120.errors import UnsupportedError
 from tests.packaging.environments import ROOT
 from tests.support import cuda_tools
@@ -55,6 +56,26 @@ def test_without_a_compiler_the_error_says_what_to_install(bare: Path) -> None:
         UnsupportedError, match=r"No CUDA compiler of 12\.9 or newer\. Install .* 'nvidia-cuda-nvcc==13"
     ):
         loader.library_path((12, 0))
+
+
+def test_a_library_for_other_cards_is_told_when_kernels_are_loaded_and_not_before(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every server asks which CUDA the kernels have or would have, also where nobody uses them."""
+    library = tmp_path / "libsm120_kernels.so"
+    library.write_bytes(b"code for another card")
+    sources = spec.digest(spec.source_root())
+    manifest.write(library, manifest.describe(library, sources, [spec.Target("120f")], (13, 0), "0.1.9"))
+    monkeypatch.setattr(loader, "PREBUILT", library)
+    nvcc(bare / "nvcc", "13.0")
+    program(bare / "g++")
+    assert loader.cuda_version((10, 0)) == (13, 0)
+    assert caplog.text == ""
+    assert not env.cache_path().exists()
+    monkeypatch.setenv(env.JIT, "0")
+    with pytest.raises(UnsupportedError, match=r"it has code for sm_120f and none for 10\.0"):
+        loader.library_path((10, 0))
+    assert "came with the package are not usable, it has code for sm_120f and none for 10.0" in caplog.text
 
 
 def test_an_old_compiler_is_named_with_its_version(bare: Path) -> None:
@@ -127,6 +148,13 @@ def test_a_driver_below_the_floor_is_refused_with_both_versions(monkeypatch: pyt
     with pytest.raises(UnsupportedError, match=said):
         driver.require((13, 0))
     driver.require((12, 9))  # any driver for CUDA 12 runs what CUDA 12.9 made
+
+
+def test_the_table_and_the_loader_have_one_driver_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", FakeDriver(12080))
+    monkeypatch.setattr(table, "DRIVER_FLOOR", {12: 525, 13: 999})
+    with pytest.raises(UnsupportedError, match="install driver 999 or newer"):
+        driver.require((13, 0))
 
 
 def test_a_driver_of_the_same_or_a_newer_cuda_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
