@@ -101,7 +101,8 @@ def _install() -> None:
 
         logging.getLogger("sglang_sm120").warning(
             "sglang-sm120 is installed incompletely (%s) and stays off: SGLang runs unchanged. "
-            "Reinstall it (pip install --force-reinstall sglang-sm120) or remove it (pip uninstall sglang-sm120).",
+            "Reinstall it (in its clone: pip install --force-reinstall --no-deps .) "
+            "or remove it (pip uninstall sglang-sm120).",
             error,
         )
         return

@@ -12,7 +12,7 @@ from sglang_sm120 import __version__, env
 from sglang_sm120.cli.backends_report import SCHEMA, backends_report
 from sglang_sm120.cli.snapshot import Snapshot
 
-REINSTALL = "pip install --force-reinstall sglang-sm120"
+REINSTALL = "in a clone of sglang-sm120, pip install --force-reinstall --no-deps ."
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,18 @@ def _check_packages(s: Snapshot) -> Iterator[Finding]:
         if key in s.facts.problems and key in s.facts.versions:
             yield Finding(f"{key}-broken", "warning", f"{key}: {s.facts.problems[key]}.", "Check the GPU driver.")
         elif key not in s.facts.versions:
-            state = s.facts.problems.get(key, "is not installed")
-            yield Finding(f"{key}-missing", "stop", f"{key}: {state}.", f"Install it again: {install}.")
+            problem = s.facts.problems.get(key)
+            message = f"{key}: {problem}." if problem else f"{key} is not installed."
+            yield Finding(f"{key}-missing", "stop", message, f"Install it{' again' if problem else ''}: {install}.")
 
 
 def _check_flashinfer(s: Snapshot) -> Iterator[Finding]:
     installed, pin = s.facts.versions.get("flashinfer"), s.flashinfer_pin
     wanted = f'pip install "flashinfer-python=={pin}"' if pin else "pip install flashinfer-python"
     if installed is None:
-        state = s.facts.problems.get("flashinfer", "is not installed")
-        message = f"FlashInfer: {state}. No flashinfer_* value can run; torch_reference can."
+        problem = s.facts.problems.get("flashinfer")
+        state = f"FlashInfer: {problem}." if problem else "FlashInfer is not installed."
+        message = f"{state} No flashinfer_* value can run; torch_reference can."
         yield Finding("flashinfer-missing", "warning", message, f"Install it: {wanted}.")
     elif pin and _older(installed, pin):
         message = (
@@ -97,8 +99,11 @@ def _check_seams(s: Snapshot) -> Iterator[Finding]:
         fix = "Upgrade sglang-sm120, or install a supported SGLang release unchanged."
         yield Finding("seam-differs", "stop", message, fix)
     if s.seams.note:
-        severity: Literal["stop", "warning"] = "stop" if "sglang" in s.facts.versions else "warning"
-        yield Finding("seams-unknown", severity, f"{s.seams.note[0].upper()}{s.seams.note[1:]}.", f"{REINSTALL}.")
+        message = f"{s.seams.note[0].upper()}{s.seams.note[1:]}."
+        if "sglang" in s.facts.versions:
+            yield Finding("seams-unknown", "stop", message, f"Reinstall this package: {REINSTALL}")
+        else:
+            yield Finding("seams-unknown", "warning", message, "Install SGLang, then run doctor again.")
 
 
 def _check_copies(s: Snapshot) -> Iterator[Finding]:
@@ -132,7 +137,7 @@ def _check_loading(s: Snapshot) -> Iterator[Finding]:
         if plugins
         else "Nothing else loads the package here."
     )
-    fix = f"Install it into site-packages, not with --target or PYTHONPATH: {REINSTALL}."
+    fix = f"Install it into site-packages, not with --target or PYTHONPATH: {REINSTALL}"
     if not s.site_packages_writable:
         fix = "Site-packages is read-only: install into a virtual environment of your own, or change the image."
     yield Finding("pth-inactive", "warning" if plugins else "stop", message, fix)

@@ -20,7 +20,8 @@ from sglang_sm120.errors import Sm120Error
 
 app = typer.Typer(
     name="sglang-sm120",
-    help="NVFP4 GEMM backends for SM12x GPUs in SGLang: what can run here, and whether the installation is sound.",
+    help="NVFP4 on SM12x GPUs with SGLang: which backends run here, whether they are right and how fast, "
+    "and which flags a model needs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
