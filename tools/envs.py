@@ -8,7 +8,8 @@ NAME is ``dev`` (SGLang 0.5.23, the test tools and this package, editable), ``sg
 and this package as the wheel that would be published) or ``gpu`` (the newest release with all its dependencies,
 several gigabytes, for the demo on a machine with an NVIDIA GPU). Progress goes to stderr; with ``--print`` stdout holds
 the interpreter's path and nothing else. Calling it again is cheap, and refreshes the package if its sources
-changed. ``SM120_DEV_CACHE`` moves the cache, ``TORCH_INDEX_URL`` chooses where torch alone comes from.
+changed. ``SM120_DEV_CACHE`` moves the cache, ``TORCH_INDEX_URL`` chooses where torch alone comes from. A cache belongs
+to one clone: its environments link to that clone's package and ``cpu_host``.
 
 Nineteen SGLang releases would be nineteen copies of torch. Instead an environment is an empty venv whose one
 ``.pth`` file stacks shared layers: SGLang's own files, the transformers it pins, the tools, and a base with
