@@ -135,7 +135,7 @@ def cache_path() -> Path:
     """
     text = _text(CACHE_DIR)
     if text is not None:
-        path = Path(text).expanduser()
+        path = Path(os.path.expanduser(text))  # leaves ~nobody as it is, where Path raises
         if not path.is_absolute():
             raise ConfigError(bad_value(CACHE_DIR, text, "give an absolute path"))
         return path

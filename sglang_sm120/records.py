@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sglang_sm120 import __version__
+from sglang_sm120 import __version__, env
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import RecordError
 
@@ -199,6 +199,19 @@ def read_json(path: Path) -> Fields:
     return Fields(path.name, value)
 
 
+def require_writable(path: Path) -> None:
+    """Check that :func:`write_json` can write to ``path``, before the work whose result it is to keep.
+
+    Raises:
+        RecordError: it cannot.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file that appears whole or not at all, readable by the user only.
 
@@ -219,7 +232,11 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
             os.unlink(name)
             raise
     except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror or error}; name another folder.") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> RecordError:
+    return RecordError(f"{path} cannot be written: {error.strerror or error}; name another folder in {env.CACHE_DIR}.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -70,6 +70,8 @@ def measure(wish: Wish, *, again: bool, quiet: bool) -> Session:
         raise ConfigError("Name a MODEL or at least one --shape, not both.")
     if wish.dtype not in ("bfloat16", "float16"):
         raise ConfigError(bad_value("--dtype", wish.dtype, "write bfloat16 or float16"))
+    if not wish.compile_budget >= 0:  # NaN is no number of seconds either
+        raise ConfigError(bad_value("--compile-budget", wish.compile_budget, "give seconds, 0 or more"))
     rows = read_rows(wish.rows)
     shapes = read_shapes(wish.shapes) if wish.model is None else shapes_of_model(wish.model, wish.tp)
     facts, stale = with_probe(collect_facts())
@@ -79,6 +81,7 @@ def measure(wish: Wish, *, again: bool, quiet: bool) -> Session:
     values, left_out = run.candidates(wish.backends, facts)
     if facts.capability is None and not wish.rows:
         rows = CPU_ROWS
+    results.require_place(identity_of(facts))
     known = {} if again else _known(facts, values, console)
     session = Session(facts, shapes, left_out)
     todo = []
@@ -98,13 +101,17 @@ def measure(wish: Wish, *, again: bool, quiet: bool) -> Session:
 
 
 def _known(facts: HostFacts, values: Sequence[str], console: Console) -> dict[Key, Entry]:
-    """What an earlier run measured with all these backends."""
+    """What an earlier run measured with all of these backends that take the case."""
     earlier, problem = results.find(facts)
     if problem:
         console.print(escape(problem), soft_wrap=True)
     if earlier is None:
         return {}
-    return {key: entry for key, entry in earlier.entries.items() if all(v in entry.timings for v in values)}
+    return {
+        key: entry
+        for key, entry in earlier.entries.items()
+        if all(v in entry.timings for v in run.fitting(values, facts, entry.n, entry.k, entry.dtype))
+    }
 
 
 def _measure_all(

@@ -30,6 +30,6 @@ def cards_here() -> int:
     """Return how many CUDA devices this process sees, at least 1."""
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError):  # an OSError is a library of CUDA that torch misses
         return 1
     return max(1, torch.cuda.device_count())

@@ -10,10 +10,13 @@ from rich.table import Table
 
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.cli.backends_report import device
+from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.probing import record
 from sglang_sm120.probing.record import FAILED, Outcome
 
 SCHEMA = 1
+#: A day; the system's clocks take no infinite wait.
+_LONGEST_TIMEOUT = 86400
 _COLOURS = {"ok": "green", "wrong": "red", "crash": "red", "timeout": "red", "unsupported": "yellow"}
 
 
@@ -26,9 +29,12 @@ def probe(values: list[str], timeout: float, *, as_json: bool) -> tuple[dict[str
     from sglang_sm120.probing import run
     from sglang_sm120.records import identity_of
 
+    if not timeout <= _LONGEST_TIMEOUT:  # NaN is no number of seconds either
+        raise ConfigError(bad_value("--timeout", timeout, f"give seconds, at most {_LONGEST_TIMEOUT}"))
     names = run.subjects(values)
     facts = collect_facts()
     identity = identity_of(facts)
+    record.require_place(identity)
     outcomes: dict[str, Outcome] = {}
     console = Console(stderr=True, quiet=as_json)
     with console.status("probing") as status:

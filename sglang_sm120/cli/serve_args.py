@@ -41,7 +41,7 @@ def serve_args_report(model: str, *, tp: int | None, gpus: int | None, card: str
 
 
 def _path(model: str, source: ModelSource) -> str:
-    """What goes after ``--model-path``: a folder or a hub id, where the user may have named a config.json or a preset."""
+    """What goes after ``--model-path``: a folder or a hub id, also where a config.json or a preset was named."""
     if source.origin == "folder":
         return str(source.folder)
     if source.origin == "hub cache":

@@ -7,11 +7,13 @@ load is a verdict as well.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import importlib
 import json
 import os
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,13 +21,17 @@ from typing import Any
 from sglang_sm120.errors import FormatError, UnsupportedError
 from sglang_sm120.probing.plan import Plan
 
+#: <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
+
 
 class WrongResult(Exception):
     """A number differs from the oracle by more than any right implementation can."""
 
 
 def main() -> None:
-    """Entry point: the number of the report pipe as argument, the job as JSON on standard input."""
+    """Entry point: the report pipe's number and the parent's id as arguments, the job as JSON on standard input."""
+    _end_with(int(sys.argv[2]))
     faulthandler.enable()
     # A probe expects crashes; a core file of a process with a CUDA context has gigabytes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -39,6 +45,14 @@ def main() -> None:
 
         status, reason = run_job(json.load(sys.stdin), report)
         report(status=status, reason=reason)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies: one that hangs would keep the card from then on."""
+    # This process leads a session of its own, so that no signal of the terminal reaches it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 def run_job(job: dict[str, Any], report: Callable[..., None]) -> tuple[str, str]:

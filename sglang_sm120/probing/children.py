@@ -83,7 +83,7 @@ def _start(job: Job, writer: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     same = ["-S"] if sys.flags.no_site else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
-        [sys.executable, *same, "-c", _CHILD, str(writer)],
+        [sys.executable, *same, "-c", _CHILD, str(writer), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=errors,

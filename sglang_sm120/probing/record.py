@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -19,6 +20,8 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 #: What was tried and did not pass.
 FAILED: tuple[Status, ...] = ("wrong", "crash", "timeout")
 SCHEMA = 1
+#: In the cache folder.
+_FOLDER = "probe"
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,18 @@ def now() -> str:
 
 def record_path(identity: Identity) -> Path:
     """Return where the record of an identity is kept. Touches no file."""
-    return env.cache_path() / "probe" / f"{identity.capability}-{identity.digest}.json"
+    return env.cache_path() / _FOLDER / f"{identity.capability}-{identity.digest}.json"
+
+
+def require_place(identity: Identity) -> None:
+    """Check that :func:`save` will be able to write, before the verdicts cost minutes.
+
+    Raises:
+        ConfigError: the cache folder is not safe or cannot be made.
+        RecordError: nothing can be written there.
+    """
+    env.cache_dir(_FOLDER)
+    records.require_writable(record_path(identity))
 
 
 def save(identity: Identity, outcomes: Mapping[str, Outcome]) -> ProbeRecord:
@@ -73,7 +87,7 @@ def save(identity: Identity, outcomes: Mapping[str, Outcome]) -> ProbeRecord:
         ConfigError: the cache folder is not safe or cannot be made.
         RecordError: the file cannot be written.
     """
-    env.cache_dir()
+    env.cache_dir(_FOLDER)
     path = record_path(identity)
     try:
         known = dict(read(path).outcomes)
@@ -114,14 +128,14 @@ def find(facts: HostFacts) -> tuple[ProbeRecord | None, str]:
     identity = identity_of(facts)
     try:
         path = record_path(identity)
-        if not path.parent.is_dir():
+        if not os.path.isdir(path.parent):
             return None, ""
-        env.cache_dir()
+        env.cache_dir(_FOLDER)
         try:
             record = read(path)
         except FileNotFoundError:
             return None, _stale(path, identity)
-    except (ConfigError, RecordError) as error:
+    except (ConfigError, RecordError, OSError) as error:
         return None, f"{error} It is ignored; run sglang-sm120 probe."
     if record.identity != identity:
         return None, f"{path.name} belongs to another machine; it is ignored. Run sglang-sm120 probe."

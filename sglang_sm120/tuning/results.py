@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from sglang_sm120.records import Fields, Identity, identity_of
 from sglang_sm120.tuning.choice import Timing, choose
 
 SCHEMA = 1
+#: In the cache folder.
+_FOLDER = "bench"
 _DTYPES = ("bfloat16", "float16")
 Key = tuple[int, int, str, int]
 
@@ -64,7 +67,18 @@ class Results:
 
 def results_path(identity: Identity) -> Path:
     """Return where the results of an identity are kept. Touches no file."""
-    return env.cache_path() / "bench" / f"{identity.capability}-{identity.digest}.json"
+    return env.cache_path() / _FOLDER / f"{identity.capability}-{identity.digest}.json"
+
+
+def require_place(identity: Identity) -> None:
+    """Check that :func:`save` will be able to write, before the times cost minutes.
+
+    Raises:
+        ConfigError: the cache folder is not safe or cannot be made.
+        RecordError: nothing can be written there.
+    """
+    env.cache_dir(_FOLDER)
+    records.require_writable(results_path(identity))
 
 
 def save(identity: Identity, entries: Sequence[Entry], arguments: Sequence[str]) -> Results:
@@ -74,7 +88,7 @@ def save(identity: Identity, entries: Sequence[Entry], arguments: Sequence[str])
         ConfigError: the cache folder is not safe or cannot be made.
         RecordError: the file cannot be written.
     """
-    env.cache_dir()
+    env.cache_dir(_FOLDER)
     path = results_path(identity)
     known: dict[Key, Entry] = {}
     try:
@@ -118,11 +132,11 @@ def find(facts: HostFacts) -> tuple[Results | None, str]:
     identity = identity_of(facts)
     try:
         path = results_path(identity)
-        if not path.is_file():
+        if not os.path.isfile(path):
             return None, ""
-        env.cache_dir()
+        env.cache_dir(_FOLDER)
         results = read(path)
-    except (ConfigError, RecordError) as error:
+    except (ConfigError, RecordError, OSError) as error:
         return None, f"Earlier results are not used: {error} They are measured anew."
     if results.identity != identity:
         return None, f"Earlier results are not used: {path.name} belongs to another machine."

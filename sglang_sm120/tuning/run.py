@@ -53,6 +53,11 @@ def candidates(wanted: Sequence[str], facts: HostFacts) -> tuple[list[str], dict
     return taken, left_out
 
 
+def fitting(values: Sequence[str], facts: HostFacts, n: int, k: int, dtype: str) -> list[str]:
+    """Return those of ``values`` that the table does not refuse for this shape and output type."""
+    return [v for v in values if verdict(v, facts, n=n, k=k, out_dtype=dtype).status == "ok"]
+
+
 def run(
     todo: Sequence[tuple[Shape, int]], values: Sequence[str], dtype: str, facts: HostFacts, budget: CompileBudget
 ) -> Iterator[Result]:
@@ -67,7 +72,7 @@ def run(
 
     device = torch.device("cpu" if facts.capability is None else "cuda")
     for shape, m in todo:
-        fits = [v for v in values if verdict(v, facts, n=shape.n, k=shape.k, out_dtype=dtype).status == "ok"]
+        fits = fitting(values, facts, shape.n, shape.k, dtype)
         refused = {v: verdict(v, facts, n=shape.n, k=shape.k, out_dtype=dtype).reason for v in values if v not in fits}
         try:
             found = measure(fits, m, shape.n, shape.k, getattr(torch, dtype), device, budget)

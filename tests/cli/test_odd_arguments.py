@@ -1,4 +1,4 @@
-"""Arguments, files and terminals that nobody planned for: one line and exit code 2, or the report; never a traceback."""
+"""Arguments, files and terminals that nobody planned for: one line and exit code 2, or the report, no traceback."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ def _model(folder: Path) -> Path:
         ("check-checkpoint", "a" * 5000),
         ("check-checkpoint", "qwen3-32b", "--tp", MANY),
         ("bench", "qwen3-32b", "--tp", MANY),
+        ("bench", "qwen3-32b", "--compile-budget", "nan"),
+        ("probe", "--timeout", "nan"),
+        ("probe", "--timeout", "inf"),
         ("patches", "list", "--target", "a" * 5000),
     ],
     ids=lambda arguments: " ".join(word[:12] for word in arguments),

@@ -101,8 +101,9 @@ class TestCache:
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         assert env.cache_dir() == path
 
-    def test_relative_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(env.CACHE_DIR, "cache")
+    @pytest.mark.parametrize("text", ["cache", "~no-such-user/cache"])
+    def test_relative_path(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(env.CACHE_DIR, text)
         with pytest.raises(ConfigError, match="absolute"):
             env.cache_path()
 

@@ -14,7 +14,9 @@ def make(subject: str) -> None:
     """The factory that a test names in its job: ``subject`` is what happens."""
     if subject == "exit":
         os._exit(3)
-    if subject == "grandchild":
+    if subject == "sleep":
+        Path(os.environ["SM120_TEST_FOLDER"], "pid").write_text(str(os.getpid()))
+    elif subject == "grandchild":
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         Path(os.environ["SM120_TEST_FOLDER"], "pid").write_text(str(process.pid))
     else:

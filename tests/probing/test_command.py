@@ -53,6 +53,15 @@ def test_misuse(tmp_path: Path, arguments: list[str]) -> None:
     assert done.stderr
 
 
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_tried(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    bare = Bare(tmp_path / "packages", environment={env.CACHE_DIR: str(tmp_path / "cache")})
+    done = bare.run("probe", "--json")
+    assert done.returncode == 2
+    assert env.CACHE_DIR in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_without_torch_every_verdict_is_unsupported(tmp_path: Path) -> None:
     bare = Bare(tmp_path / "packages", environment={env.CACHE_DIR: str(tmp_path / "cache")})
     done = bare.run("probe", "--json")

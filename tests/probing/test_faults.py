@@ -7,7 +7,10 @@ are judged by the child's own function in this process, because a child spends i
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from sglang_sm120.probing import child, children
 from sglang_sm120.probing.children import Job
 from sglang_sm120.probing.plan import Plan
 from sglang_sm120.probing.record import Outcome
+from tests.cli.bare import ROOT
 from tests.probing.faulty import FAULTS
 
 PLAN = Plan(rows=(1, 33), shapes=((128, 256), (96, 160)), widths=(160,), repeats=1, burst=4)
@@ -115,16 +119,37 @@ def test_what_a_hanging_child_started_ends_with_it(tmp_path: Path, monkeypatch: 
     outcome = children.run(Job("grandchild", PLAN, "cpu", PROCESS), 5.0)
     assert outcome.status == "timeout"
     number = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
-    while _lives(number) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _lives(number)
+    _wait_until(lambda: not _lives(number))
+
+
+def test_a_child_ends_with_the_command_that_was_killed(tmp_path: Path) -> None:
+    """It leads a session of its own, so only the kernel can tell it."""
+    code = (
+        "from sglang_sm120.probing import children; from sglang_sm120.probing.plan import Plan; "
+        f"children.run(children.Job('sleep', Plan((), (), ()), 'cpu', {PROCESS!r}), 300.0)"
+    )
+    environment = {**os.environ, "SM120_TEST_FOLDER": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment) as command:
+        try:
+            _wait_until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text() != "")
+            number = int((tmp_path / "pid").read_text())
+            assert _lives(number)
+        finally:
+            command.kill()
+    _wait_until(lambda: not _lives(number))
 
 
 def test_a_child_finds_nothing_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
     assert run("none, quantizer alone").status == "ok"
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _lives(number: int) -> bool:

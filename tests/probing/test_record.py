@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +170,37 @@ def test_an_interrupted_write_leaves_the_old_record(monkeypatch: pytest.MonkeyPa
         save(identity_of(FACTS), {"quantizer": Outcome("ok", "32 steps")})
     assert path().read_bytes() == before
     assert [p.name for p in path().parent.iterdir()] == [path().name]
+
+
+def test_a_folder_that_cannot_be_looked_at_has_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server must start where the home of its user cannot be read, or has an impossible name."""
+    monkeypatch.setenv(env.CACHE_DIR, "/" + "x" * 5000)
+    assert find(FACTS) == (None, "")
+
+
+def test_a_place_where_nothing_can_be_written_is_told_beforehand(cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    (cache / "probe").write_text("")
+    with pytest.raises(ConfigError, match="probe"):
+        record.require_place(identity_of(FACTS))
+
+
+def test_a_link_in_place_of_the_folder_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    cache.mkdir(mode=0o700)
+    (cache / "probe").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="it is a link"):
+        save(identity_of(FACTS), OUTCOMES)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_full_disk_is_told_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(RecordError, match=f"No space left on device; name another folder in {env.CACHE_DIR}"):
+        record.require_place(identity_of(FACTS))
 
 
 def test_an_unsafe_cache_folder_is_refused(cache: Path) -> None:

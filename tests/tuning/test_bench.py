@@ -18,11 +18,11 @@ from rich.console import Console
 from sglang_sm120 import device, env
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.cli import bench, bench_report, plot
-from sglang_sm120.errors import ConfigError, UnsupportedError
+from sglang_sm120.errors import ConfigError, RecordError, UnsupportedError
 from sglang_sm120.probing import record
 from sglang_sm120.probing.record import Outcome
 from sglang_sm120.records import identity_of
-from sglang_sm120.tuning import results, timing
+from sglang_sm120.tuning import results, run, timing
 from sglang_sm120.tuning.choice import Timing
 from sglang_sm120.tuning.results import Entry
 from sglang_sm120.tuning.timing import CompileBudget, Measured
@@ -127,6 +127,31 @@ def test_a_backend_that_is_new_since_the_last_run_is_measured(counted: list[tupl
     results.save(identity_of(FACTS), [old], [])
     measure(shapes=("32x32",), rows="1")
     assert counted == [(1, 32, 32)]
+
+
+def test_a_case_that_one_backend_cannot_take_is_measured_once(
+    counted: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of such a case lack that backend for good; waiting for it would measure it in every run."""
+    monkeypatch.setattr(run, "candidates", lambda *_: (["torch_reference", "picky"], {}))
+    monkeypatch.setattr(run, "fitting", lambda values, facts, n, k, dtype: values if n == 64 else values[:1])
+    monkeypatch.setattr(run, "verdict", lambda *_, **__: MagicMock(status="unsupported", reason="N"))
+    monkeypatch.setattr(run, "choose", lambda timings: "torch_reference")
+    measure(shapes=("32x32",), rows="1")
+    measure(shapes=("32x32",), rows="1")
+    assert counted == [(1, 32, 32)]
+
+
+def test_nothing_is_measured_that_could_not_be_kept(
+    counted: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RecordError("no room")
+
+    monkeypatch.setattr(results.records, "require_writable", refuse)
+    with pytest.raises(RecordError, match="no room"):
+        measure()
+    assert counted == []
 
 
 def test_a_cuda_error_ends_the_run_names_the_case_and_keeps_the_rest(
