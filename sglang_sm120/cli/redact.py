@@ -15,11 +15,13 @@ import sglang_sm120
 _SECRET = re.compile(
     r"\b(?:hf|sk|ghp|gho|ghs|github_pat|glpat|xox[bp])[_-][\w-]{6,}"
     r"|(?<=://)[^/\s@]+@"
-    r"|(?i:\b(?:token|password|secret|api[_-]?key)\b\s*[=:]\s*)\S+"
 )
+#: What a name says is secret, also one like HF_TOKEN or AWS_SECRET_ACCESS_KEY.
+_NAMED_SECRET = re.compile(r"(?i)(\b\w*(?:token|password|secret|(?:api|access)[_-]?key)\s*[=:]\s*)\S+")
 #: Names that many machines share. They identify nobody, and some are words of the report itself.
 _NOBODY = frozenset({"root", "nobody", "user", "admin", "ubuntu", "runner", "sglang", "localhost"})
-_ABSOLUTE_PATH = re.compile(r"(?<![\w.<>/~:])/(?:[^\s'\"<>:;,)/]+/)*[^\s'\"<>:;,)/]+/?")
+#: Nothing starts at a slash of ``://``, so that the addresses of sources stay; a colon also parts the entries of a PATH.
+_ABSOLUTE_PATH = re.compile(r"(?:(?<![\w.<>/~])|(?<=file://))/(?:[^\s'\"<>:;,)/]+/)*[^\s'\"<>:;,)/]+/?")
 
 
 def redacted(value: Any) -> Any:
@@ -36,7 +38,7 @@ def _clean(text: str) -> str:
         # At a path boundary only: /home/ann is no prefix of /home/anna.
         text = re.sub(re.escape(path) + r"(?![\w.-])", name, text)
     text = _ABSOLUTE_PATH.sub("<path>", text)
-    text = _SECRET.sub("<secret>", text)
+    text = _NAMED_SECRET.sub(r"\1<secret>", _SECRET.sub("<secret>", text))
     for word, name in ((socket.gethostname(), "<host>"), (_user(), "<user>")):
         if word and word not in _NOBODY:
             text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", name, text)
