@@ -20,8 +20,11 @@ _SECRET = re.compile(
 _NAMED_SECRET = re.compile(r"(?i)(\b\w*(?:token|password|secret|(?:api|access)[_-]?key)\s*[=:]\s*)\S+")
 #: Names that many machines share. They identify nobody, and some are words of the report itself.
 _NOBODY = frozenset({"root", "nobody", "user", "admin", "ubuntu", "runner", "sglang", "localhost"})
-#: Nothing starts at a slash of ``://``, so that the addresses of sources stay; a colon also parts the entries of a PATH.
-_ABSOLUTE_PATH = re.compile(r"(?:(?<![\w.<>/~])|(?<=file://))/(?:[^\s'\"<>:;,)/]+/)*[^\s'\"<>:;,)/]+/?")
+#: In quotes with its spaces, else up to one. Nothing starts at a slash of ``://``, so that the addresses of sources stay.
+_ABSOLUTE_PATH = re.compile(
+    r"(?<=')/[^'\n]+(?=')|(?<=\")/[^\"\n]+(?=\")"
+    r"|(?:(?<![\w.<>/~])|(?<=file://))/(?:[^\s'\"<>:;,)/]+/)*[^\s'\"<>:;,)/]+/?"
+)
 
 
 def redacted(value: Any) -> Any:
@@ -37,7 +40,8 @@ def _clean(text: str) -> str:
     for path, name in _known_places():
         # At a path boundary only: /home/ann is no prefix of /home/anna.
         text = re.sub(re.escape(path) + r"(?![\w.-])", name, text)
-    text = _ABSOLUTE_PATH.sub("<path>", text)
+    # Only a text that is a path and nothing else can be told from words after a path.
+    text = "<path>" if text.startswith("/") and os.path.lexists(text) else _ABSOLUTE_PATH.sub("<path>", text)
     text = _NAMED_SECRET.sub(r"\1<secret>", _SECRET.sub("<secret>", text))
     for word, name in ((socket.gethostname(), "<host>"), (_user(), "<user>")):
         if word and word not in _NOBODY:

@@ -31,6 +31,7 @@ def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/home/anna/x belongs to another", "<path> belongs to another"),
         ("PYTHONPATH=/srv/a/lib:/srv/b", "PYTHONPATH=<path>:<path>"),
         ("error at:/srv/a/x.py", "error at:<path>"),
+        ("MODEL='/srv/my models/x' is 'N'/'K'", "MODEL='<path>' is 'N'/'K'"),
         ("file:///srv/a/x.whl", "file://<path>"),
         ("HF_TOKEN=abcdef AWS_SECRET_ACCESS_KEY=x", "HF_TOKEN=<secret> AWS_SECRET_ACCESS_KEY=<secret>"),
         ("'/data/models/secret-project' (0.1.0)", "'<path>' (0.1.0)"),
@@ -60,6 +61,12 @@ def test_what_identifies_is_replaced(text: str, shown: str) -> None:
 )
 def test_what_does_not_is_kept(text: str) -> None:
     assert redacted(text) == text
+
+
+def test_a_path_with_a_space_that_is_all_of_a_text(tmp_path: Path) -> None:
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    assert redacted({"name": str(folder)}) == {"name": "<path>"}
 
 
 def test_every_depth_is_reached_and_other_types_are_kept() -> None:
