@@ -20,7 +20,7 @@ _SECRET = re.compile(
 _NAMED_SECRET = re.compile(r"(?i)(\b\w*(?:token|password|secret|(?:api|access)[_-]?key)\s*[=:]\s*)\S+")
 #: Names that many machines share. They identify nobody, and some are words of the report itself.
 _NOBODY = frozenset({"root", "nobody", "user", "admin", "ubuntu", "runner", "sglang", "localhost"})
-#: In quotes with its spaces, else up to one. Nothing starts at a slash of ``://``, so that the addresses of sources stay.
+#: In quotes with its spaces, else up to the first. Nothing starts at a slash of ``://``: addresses of sources stay.
 _ABSOLUTE_PATH = re.compile(
     r"(?<=')/[^'\n]+(?=')|(?<=\")/[^\"\n]+(?=\")"
     r"|(?:(?<![\w.<>/~])|(?<=file://))/(?:[^\s'\"<>:;,)/]+/)*[^\s'\"<>:;,)/]+/?"
