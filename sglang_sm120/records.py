@@ -7,12 +7,15 @@ imported or used as a path.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +23,8 @@ from typing import Any, NoReturn
 from sglang_sm120 import __version__, env
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import RecordError
+
+logger = logging.getLogger(__name__)
 
 #: A tuning table of a large model has some thousand entries of about 200 bytes.
 MAX_BYTES = 16 * 2**20
@@ -197,6 +202,23 @@ def read_json(path: Path) -> Fields:
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is no strict JSON: {error}.") from error
     return Fields(path.name, value)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time read a file in ``folder``, change it and write it.
+
+    Some network file systems have no locks. Nobody waits there: files stay whole, and of two writers the later wins.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.debug("%s cannot be locked: %s", folder, error)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def require_writable(path: Path) -> None:

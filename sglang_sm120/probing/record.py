@@ -87,14 +87,14 @@ def save(identity: Identity, outcomes: Mapping[str, Outcome]) -> ProbeRecord:
         ConfigError: the cache folder is not safe or cannot be made.
         RecordError: the file cannot be written.
     """
-    env.cache_dir(_FOLDER)
     path = record_path(identity)
-    try:
-        known = dict(read(path).outcomes)
-    except (FileNotFoundError, RecordError):
-        known = {}
-    record = ProbeRecord(identity, {**known, **outcomes}, now())
-    records.write_json(path, record.to_json())
+    with records.locked(env.cache_dir(_FOLDER)):
+        try:
+            known = dict(read(path).outcomes)
+        except (FileNotFoundError, RecordError):
+            known = {}
+        record = ProbeRecord(identity, {**known, **outcomes}, now())
+        records.write_json(path, record.to_json())
     return record
 
 

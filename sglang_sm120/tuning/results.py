@@ -88,17 +88,17 @@ def save(identity: Identity, entries: Sequence[Entry], arguments: Sequence[str])
         ConfigError: the cache folder is not safe or cannot be made.
         RecordError: the file cannot be written.
     """
-    env.cache_dir(_FOLDER)
     path = results_path(identity)
-    known: dict[Key, Entry] = {}
-    try:
-        old = read(path)
-        known = dict(old.entries) if old.identity == identity else {}
-    except (FileNotFoundError, RecordError):
-        known = {}
-    merged = {**known, **{entry.key: entry for entry in entries}}
-    results = Results(identity, merged, now(), shlex.join(arguments))
-    records.write_json(path, results.to_json())
+    with records.locked(env.cache_dir(_FOLDER)):
+        known: dict[Key, Entry] = {}
+        try:
+            old = read(path)
+            known = dict(old.entries) if old.identity == identity else {}
+        except (FileNotFoundError, RecordError):
+            known = {}
+        merged = {**known, **{entry.key: entry for entry in entries}}
+        results = Results(identity, merged, now(), shlex.join(arguments))
+        records.write_json(path, results.to_json())
     return results
 
 

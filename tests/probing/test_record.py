@@ -6,7 +6,9 @@ import json
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,31 @@ def test_a_spoilt_record_is_ignored_by_name(name: str) -> None:
     assert found is None
     assert text in problem
     assert "sglang-sm120 probe" in problem
+
+
+def test_two_commands_at_once_keep_the_verdicts_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = record.read
+
+    def slow(place: Path) -> record.ProbeRecord:
+        try:
+            return right(place)
+        finally:
+            time.sleep(0.05)
+
+    monkeypatch.setattr(record, "read", slow)
+    subjects = ("quantizer", "torch_reference", "flashinfer_b12x", "flashinfer_cutlass")
+    with ThreadPoolExecutor(len(subjects)) as pool:
+        list(pool.map(lambda name: save(identity_of(FACTS), {name: Outcome("ok", "test")}), subjects))
+    assert right(path()).outcomes.keys() == set(subjects)
+
+
+def test_a_file_system_without_locks_keeps_the_record_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(records.fcntl, "flock", refuse)
+    save(identity_of(FACTS), OUTCOMES)
+    assert find(FACTS)[0] is not None
 
 
 def test_a_spoilt_record_is_replaced_by_the_next_run() -> None:

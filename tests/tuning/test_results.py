@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,21 @@ def test_entries_of_other_cases_stay_and_the_same_case_is_replaced() -> None:
     found, _ = find(FACTS)
     assert found is not None
     assert found.entries == {OTHER.key: OTHER, newer.key: newer}
+
+
+def test_two_commands_at_once_keep_the_times_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = results.read
+
+    def slow(place: Path) -> results.Results:
+        try:
+            return right(place)
+        finally:
+            time.sleep(0.05)
+
+    monkeypatch.setattr(results, "read", slow)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda entry: save(identity_of(FACTS), [entry], []), (ENTRY, OTHER)))
+    assert right(path()).entries.keys() == {ENTRY.key, OTHER.key}
 
 
 def test_other_versions_have_results_of_their_own() -> None:
