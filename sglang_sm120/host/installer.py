@@ -53,10 +53,13 @@ class _Installer:
         self.release: Version | None = None
         self._patchers: dict[str, Patcher] = {}
         self._pending: dict[str, list[Any]] = {}
-        self._stop: str | None = None
+        self._stop: str | None = None  # ends a server
+        self._fatal: str | None = None  # ends every program
 
     def install(self) -> None:
         """See :func:`install`."""
+        if self._fatal is not None:
+            raise SystemExit(self._fatal)  # whoever caught it the first time and imports SGLang again
         if self.done:
             return
         switched_off = self._switched_off()
@@ -117,7 +120,9 @@ class _Installer:
         self.undo()
         why = installation.named()
         if why is not None:
-            raise SystemExit(self._stop_message(problem, why))
+            self._fatal = self._stop_message(problem, why)
+            self._stop_servers(self._fatal)
+            raise SystemExit(self._fatal)
         logger.warning("sglang-sm120 %s stays off: %s. SGLang runs unchanged.", __version__, problem)
         why = installation.automatic(self.release)
         if why is not None:

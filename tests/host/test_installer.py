@@ -80,6 +80,21 @@ def test_a_broken_seam_stops_a_server_that_needs_us(seam: str, tmp_path: Path) -
     assert "upgrade" in message[0]
 
 
+@pytest.mark.parametrize("again", ["import sglang", "import sglang_sm120; sglang_sm120.install()"])
+def test_a_program_that_catches_the_stop_is_stopped_again(again: str, tmp_path: Path) -> None:
+    path, old, new = BROKEN["gemm"]
+    shadow = shadow_sglang(tmp_path, {path: (old, new)})
+    code = f"""
+for attempt in range(2):
+    try:
+        {again}
+    except SystemExit as stop:
+        print("stopped:", stop)
+"""
+    run = run_python(code, "--fp4-gemm-backend", "torch_reference", path=shadow)
+    assert run.stdout.count("stopped: sglang-sm120") == 2, run.stderr
+
+
 @pytest.mark.parametrize(
     ("seam", "argv"),
     [
