@@ -47,7 +47,8 @@ VARIABLES: tuple[Variable, ...] = (
         ALLOW_UNSAFE,
         "switch",
         "0",
-        "`1` starts a backend that the capability table refuses; each refusal becomes a warning.",
+        "`1` starts a backend that the capability table refuses; each refusal becomes a warning. Layers whose N, K or "
+        "type the kernels of this package do not take are refused all the same.",
     ),
     Variable(
         FP4_GEMM_BACKEND,

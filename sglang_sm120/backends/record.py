@@ -1,6 +1,6 @@
 """Record types of the capability table. Pure data: importing this needs neither torch nor sglang.
 
-One :class:`Backend` is one value of ``--fp4-gemm-backend`` (later: of ``--moe-runner-backend``). Everything
+One :class:`Backend` is one value of ``--fp4-gemm-backend`` or of ``--moe-runner-backend``. Everything
 that the resolver, the guards, the command line, the documentation and the test skips need to know about a
 value stands in its record and nowhere else; each statement carries the :class:`Source` it was taken from.
 """
