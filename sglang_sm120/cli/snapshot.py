@@ -205,15 +205,21 @@ def _cache() -> tuple[str, str]:
     """Return the cache folder and what is wrong with it. One that does not exist yet is only looked at."""
     try:
         path = env.cache_path()
-        if path.exists():
-            env.cache_dir()
-            return str(path), ""
     except Sm120Error as error:
         return "", str(error)
-    parent = next(parent for parent in path.parents if parent.exists())
-    if os.access(parent, os.W_OK):
+    try:
+        os.stat(path)
+        env.cache_dir()
         return str(path), ""
-    return str(path), f"the cache folder {path} cannot be created: {parent} is read-only"
+    except Sm120Error as error:
+        return str(path), str(error)
+    except FileNotFoundError:
+        parent = next(parent for parent in path.parents if os.path.exists(parent))
+        if os.access(parent, os.W_OK):
+            return str(path), ""
+        return str(path), f"the cache folder {path} cannot be created: {parent} is read-only"
+    except OSError as error:
+        return str(path), f"the cache folder {path} cannot be used: {error.strerror or error}"
 
 
 def _attempt(look: Callable[[], T]) -> tuple[T | None, str]:

@@ -93,7 +93,9 @@ def read_state(target: Target) -> State | None:
         data = json.loads(file.read_text(encoding="utf-8"))
         files = tuple(File(**entry) for entry in data.pop("files"))
         state = State(**{**data, "files": files, "folders": tuple(data["folders"])})
-    except (ValueError, TypeError, KeyError) as error:
+        if not all(isinstance(f.path, str) and target.locate(f.path) for f in files):
+            raise ValueError("it names a file that this SGLang has no place for")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PatchError(f"{file} cannot be read ({error}); reinstall SGLang.") from error
     if state.format != _FORMAT:
         raise PatchError(f"{file} was written by a newer sglang-sm120; use that to revert.")

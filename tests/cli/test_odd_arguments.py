@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_sm120 import env
+from sglang_sm120.cli.snapshot import take_snapshot
 from sglang_sm120.models.source import presets
 from tests.cli.bare import Bare
 
@@ -62,6 +64,15 @@ def test_a_name_that_is_no_text_on_a_terminal_without_unicode(bare: Bare, tmp_pa
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "m\\udcff" in done.stdout
+
+
+@pytest.mark.parametrize("place", ["x" * 5000, "file/cache"])
+def test_doctor_reports_a_cache_folder_that_cannot_be(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path / place))
+    assert "cannot be used" in take_snapshot().cache_problem
 
 
 def test_the_command_names_the_folder_of_a_config_json(bare: Bare, tmp_path: Path) -> None:

@@ -54,6 +54,29 @@ def test_revert_leaves_everything_as_it_was(layout: str, request: pytest.Fixture
     assert operations.revert(target) is None, "there is nothing left to revert"
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "5",
+        "[1]",
+        "{}",
+        "{",
+        '{"files": [5], "folders": []}',
+        '{"phase": "applied", "release": "9.1", "patches": {}, "folders": [], '
+        '"files": [{"path": "test/unit/test_values.py", "before": null, "after": ""}]}',
+        '{"phase": "applied", "release": "9.1", "patches": {}, "folders": [], '
+        '"files": [{"path": 5, "before": null, "after": ""}]}',
+    ],
+)
+def test_a_damaged_state_is_refused_by_name(damage: str, installed: Target, catalog: Catalog) -> None:
+    operations.apply(installed, catalog)
+    (installed.package / transaction.FOLDER / "state.json").write_text(damage)
+    with pytest.raises(PatchError, match=r"state\.json cannot be read"):
+        operations.revert(installed)
+    assert operations.inspect(installed, catalog).condition == "changed"
+
+
 def test_check_says_the_same_and_changes_nothing(installed: Target, catalog: Catalog) -> None:
     before = snapshot(installed.package)
     expected = operations.check(installed, catalog)
