@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -45,20 +47,32 @@ def compile_library(root: Path, targets: Sequence[spec.Target], toolchain: Toolc
         environ["TMPDIR"] = scratch
         try:
             # From inside csrc, and with another name for the headers: no path of this machine gets into the library.
-            done = subprocess.run(
-                command, cwd=root, env=environ, capture_output=True, text=True, errors="replace",
-                timeout=TIME_LIMIT_SECONDS,
-            )  # fmt: skip
+            status, output = _run(command, root, environ)
         except subprocess.TimeoutExpired as error:
             raise UnsupportedError(
                 f"Compiling the kernels for {names} took more than {TIME_LIMIT_SECONDS} s: {toolchain.nvcc} hangs, "
                 "or the machine is overloaded."
             ) from error
-    if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
+    if status != 0:
+        tail = "\n".join(output.splitlines()[-_SHOWN_LINES:])
         raise UnsupportedError(
             f"Compiling the kernels for {names} with {toolchain.nvcc} (CUDA {toolchain.text}) failed, "
-            f"exit status {done.returncode}:\n{tail}"
+            f"exit status {status}:\n{tail}"
         )
     version = import_module("tvm_ffi").__version__
     manifest.write(library, manifest.describe(library, spec.digest(root), targets, toolchain.version, version))
+
+
+def _run(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> tuple[int, str]:
+    """Run the compiler; return its exit status and output. What it started (cicc, ptxas, g++) ends with it."""
+    with subprocess.Popen(
+        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=TIME_LIMIT_SECONDS)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, output

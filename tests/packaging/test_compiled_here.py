@@ -14,6 +14,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -242,6 +243,24 @@ def test_a_compiler_that_hangs_is_ended(tmp_path: Path, cache: Path, monkeypatch
     chosen = toolchain.Toolchain(fake.home / "bin" / "nvcc", (13, 0), ())
     with pytest.raises(UnsupportedError, match=r"took more than 0\.5 s"):
         compiler.compile_library(ROOT / "csrc", [spec.Target("120f")], chosen, store.folder() / "x.so")
+
+
+def test_what_a_hanging_compiler_started_is_ended_too(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/pid\nwait\n", encoding="utf-8")
+    nvcc.chmod(0o755)
+    monkeypatch.setattr(compiler, "TIME_LIMIT_SECONDS", 3)
+    chosen = toolchain.Toolchain(nvcc, (13, 0), ())
+    with pytest.raises(UnsupportedError, match="took more than 3 s"):
+        compiler.compile_library(ROOT / "csrc", [spec.Target("120f")], chosen, store.folder() / "x.so")
+    process = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    for _ in range(200):  # its death takes a moment to be seen, and nobody may have collected it
+        if not process.exists() or process.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("it still runs")
 
 
 def test_options_from_the_environment_do_not_reach_the_compiler(
