@@ -16,10 +16,10 @@ help: ## Show this list
 demo: ## Serve a tiny NVFP4 model with SGLang and this package, and check its answers
 	$(PYTHON) tools/demo.py
 
-test: ## Everything that needs no GPU, on the newest supported SGLang
-	$(DEV) -m pytest $(SPREAD) -m "not matrix and not gpu"
+test: ## What needs no GPU, on the newest supported SGLang
+	$(DEV) -m pytest $(SPREAD) -m "not matrix and not slow and not gpu"
 
-test-all: ## The same, and every supported SGLang release
+test-all: ## The same, every supported SGLang release, and every mutation of the kernels
 	$(DEV) -m pytest $(SPREAD) -m "not gpu"
 
 test-gpu: ## What needs an NVIDIA GPU

@@ -44,6 +44,7 @@ def test_without_a_mutation_all_is_right(emulated_gemm: Path, tmp_path: Path) ->
     assert survives(emulated_gemm, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutation_is_noticed(name: str, build_folder: Path, tmp_path: Path) -> None:
     if emulated.compiler() is None:

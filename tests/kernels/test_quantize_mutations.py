@@ -98,11 +98,13 @@ def test_without_a_mutation_all_is_right(build_folder: Path, tmp_path: Path) -> 
     assert survives(emulated.build(MAIN, build_folder), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mutation_is_noticed(name: str, build_folder: Path, tmp_path: Path) -> None:
     assert not survives(mutated(MAIN, MUTATIONS[name], tmp_path, build_folder), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONVERSION_MUTATIONS)
 def test_mutation_of_the_conversion_is_noticed(name: str, build_folder: Path, tmp_path: Path) -> None:
     binary = mutated(CHECK, CONVERSION_MUTATIONS[name], tmp_path, build_folder)
