@@ -288,12 +288,13 @@ def _is_ours_to_judge(record: Backend, facts: HostFacts) -> bool:
 
 def _refusal(argument: str, judged: Verdict, facts: HostFacts, *, can_be_forced: bool) -> str:
     source = f" ({judged.source.ref})" if judged.source is not None else ""
-    remedy = f"{judged.remedy}, or " if judged.remedy else ""
+    others = _others(facts)
+    remedy = f"{judged.remedy}, or " if judged.remedy and others not in judged.remedy else ""
     force = f"; {env.ALLOW_UNSAFE}=1 starts it all the same" if can_be_forced else ""
     return bad_value(
         argument,
         judged.backend,
-        f"{judged.reason}{source}; {remedy}use {FLAG} {_others(facts)} instead{force}",
+        f"{judged.reason}{source}; {remedy}use {FLAG} {others} instead{force}",
     )
 
 

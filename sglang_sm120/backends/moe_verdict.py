@@ -14,6 +14,9 @@ from sglang_sm120.backends.verdict import holds, judge
 
 AUTO = "auto"
 
+#: Stands for a release that cannot be told.
+_NEWEST = Version("999")
+
 
 def route_of(value: str, quantization: Quantization, facts: HostFacts) -> Route | None:
     """Return what the installed SGLang runs for a value, ``None`` if the table does not know.
@@ -51,7 +54,7 @@ def moe_verdict(value: str, quantization: Quantization, facts: HostFacts) -> Ver
     reason = judged.reason
     if route.runner != value:
         what = "runs here" if judged.status == "ok" else reason
-        reason = f"SGLang {_release(facts)} serves these experts with {route.runner}, which {what}"
+        reason = f"{_release_name(facts)} serves these experts with {route.runner}, which {what}"
     return replace(judged, backend=value, reason=reason, remedy=remedy)
 
 
@@ -101,4 +104,9 @@ def _release(facts: HostFacts) -> Version:
     try:
         return Version(Version(facts.versions.get("sglang", "")).base_version)
     except InvalidVersion:
-        return Version("999")
+        return _NEWEST
+
+
+def _release_name(facts: HostFacts) -> str:
+    release = _release(facts)
+    return "the newest SGLang" if release == _NEWEST else f"SGLang {release}"

@@ -134,7 +134,7 @@ def holds(bound: Requirement, facts: HostFacts) -> bool:
 
 def _no_row(record: Backend, facts: HostFacts) -> Verdict:
     if facts.capability is None:
-        return Verdict(record.value, "unsupported", "needs a CUDA device", "take torch_reference")
+        return Verdict(record.value, "unsupported", "needs a CUDA device", "torch_reference runs without one")
     absence = next((a for a in record.absent if facts.capability in a.capabilities), None)
     reason = absence.reason if absence else "the table has no facts about this capability"
     source = absence.source if absence else record.rows[0].source

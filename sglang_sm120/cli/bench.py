@@ -67,7 +67,7 @@ def measure(wish: Wish, *, again: bool, quiet: bool) -> Session:
     from sglang_sm120.probing.record import with_probe
 
     if (wish.model is None) == (not wish.shapes):
-        raise ConfigError("Name a MODEL or at least one --shape, not both.")
+        raise ConfigError("Name either a MODEL or at least one --shape.")
     if wish.dtype not in ("bfloat16", "float16"):
         raise ConfigError(bad_value("--dtype", wish.dtype, "write bfloat16 or float16"))
     if not wish.compile_budget >= 0:  # NaN is no number of seconds either

@@ -59,7 +59,7 @@ def list_patches(target: TargetOption = None) -> None:
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="As `list` shows it.")]) -> None:
+def show(name: Annotated[str, typer.Argument(help="As `list` shows it, or a part of it that no other has.")]) -> None:
     """Print one patch, as `git am` takes it."""
     from sglang_sm120.upstream.catalog import load_catalog
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from sglang_sm120.cli.card_option import card_for, cards_here
 from sglang_sm120.device import installed_versions
+from sglang_sm120.errors import UnsupportedError
 from sglang_sm120.models.advice import advise, largest_tp, planned_facts
 from sglang_sm120.models.architecture import read_model
 from sglang_sm120.models.checkpoint import tensor_names
@@ -24,7 +25,7 @@ def serve_args_report(model: str, *, tp: int | None, gpus: int | None, card: str
     """Recommend a command; with ``check``, let SGLang's parser judge it.
 
     Raises:
-        Sm120Error: there is no command that would work.
+        Sm120Error: there is no command that would work, or nothing here could check it.
     """
     source = load_source(model)
     described, quantization = read_model(source), read_quantization(source.quantization)
@@ -52,7 +53,7 @@ def _path(model: str, source: ModelSource) -> str:
 
 def _check(arguments: list[str]) -> dict[str, Any]:
     if find_spec("sglang") is None:
-        return {"accepted": False, "objection": "SGLang is not installed here, so nothing could parse the command"}
+        raise UnsupportedError("--check cannot be used: it asks SGLang's own parser, and SGLang is not installed here.")
     from sglang_sm120.host.parse_command import objection
 
     found = objection(arguments)

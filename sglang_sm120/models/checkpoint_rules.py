@@ -126,7 +126,7 @@ def _check_configured(name: str, module: Module, quantization: Quantization, fin
 
 
 def _check_fused(modules: Mapping[str, Module], findings: Findings) -> None:
-    exact = ", ".join(backend.value for backend in BACKENDS.values() if backend.exact_fused_scales)
+    exact = " or ".join(backend.value for backend in BACKENDS.values() if backend.exact_fused_scales)
     for first in modules:
         parent, _, leaf = first.rpartition(".")
         for names in _FUSED:

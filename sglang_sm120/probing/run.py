@@ -15,6 +15,7 @@ from sglang_sm120.probing.record import FAILED, Outcome
 
 #: What a child can call; SGLang's own kernels live in a server only.
 PROBEABLE = tuple(b.value for b in BACKENDS.values() if b.implementation is not None or b.flashinfer_name is not None)
+WHAT_CAN_BE_PROBED = f"name one of {', '.join(PROBEABLE)}; SGLang's own kernels can be called by a server only"
 
 
 def subjects(wanted: Sequence[str]) -> list[str]:
@@ -25,7 +26,7 @@ def subjects(wanted: Sequence[str]) -> list[str]:
     """
     for value in wanted:
         if value not in PROBEABLE:
-            raise ConfigError(bad_value("BACKEND", value, f"name one of {', '.join(PROBEABLE)}"))
+            raise ConfigError(bad_value("BACKEND", value, WHAT_CAN_BE_PROBED))
     return [QUANTIZER, *(dict.fromkeys(wanted) or PROBEABLE)]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sglang_sm120.backends import verdict
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, bad_value
-from sglang_sm120.probing.run import PROBEABLE
+from sglang_sm120.probing.run import PROBEABLE, WHAT_CAN_BE_PROBED
 from sglang_sm120.tuning.cases import Shape
 from sglang_sm120.tuning.choice import choose
 from sglang_sm120.tuning.results import Entry
@@ -36,7 +36,7 @@ def candidates(wanted: Sequence[str], facts: HostFacts) -> tuple[list[str], dict
     """
     for value in wanted:
         if value not in PROBEABLE:
-            raise ConfigError(bad_value("--backend", value, f"name one of {', '.join(PROBEABLE)}"))
+            raise ConfigError(bad_value("--backend", value, WHAT_CAN_BE_PROBED))
     taken, left_out = [], {}
     for value in dict.fromkeys(wanted) or PROBEABLE:
         judged = verdict(value, facts)

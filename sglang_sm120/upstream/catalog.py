@@ -54,15 +54,16 @@ class Catalog:
         return [release for release in self.pristine if covers(patch.releases, release)]
 
     def find(self, name: str) -> Patch:
-        """The patch of this name.
+        """The patch of this name, or the only one with this text in its name.
 
         Raises:
-            PatchError: there is none; the message says how to list them.
+            PatchError: there is none, or more than one; the message says how to list them.
         """
-        for patch in self.patches:
-            if patch.name == name:
-                return patch
-        raise PatchError(bad_value("patch", name, "take a name that `sglang-sm120 patches list` shows"))
+        found = [patch for patch in self.patches if patch.name == name] or [p for p in self.patches if name in p.name]
+        if len(found) == 1:
+            return found[0]
+        remedy = "take a name that `sglang-sm120 patches list` shows, or a part that only one of them has"
+        raise PatchError(bad_value("patch", name, remedy))
 
 
 def load_catalog(root: Path | None = None) -> Catalog:

@@ -202,3 +202,7 @@ def test_unquantized_experts_are_judged_only_where_a_runner_has_no_kernels_at_al
 def test_a_release_that_cannot_be_read_counts_as_the_newest() -> None:
     facts = machine(RTX, sglang="unknown")
     assert route_of("auto", "modelopt_fp4", facts) == route_of("auto", "modelopt_fp4", machine(RTX))
+    verdicts = [moe_verdict(value, "modelopt_fp4", facts) for value in ("auto", *MOE_RUNNERS)]
+    reasons = [judged.reason for judged in verdicts if judged is not None]
+    assert any("the newest SGLang serves these experts with" in reason for reason in reasons)
+    assert not any("999" in reason for reason in reasons)

@@ -90,13 +90,11 @@ class TestServeArgs:
         assert "Written for SGLang" in done.stdout
         assert "Not installed here, and assumed: sglang, flashinfer" in done.stdout
 
-    def test_a_check_without_sglang_fails(self, bare: Bare) -> None:
+    def test_a_check_without_sglang_cannot_be_asked_for(self, bare: Bare) -> None:
         done = bare.run("serve-args", QWEN, *ON_8_CARDS, "--check", "--json")
-        assert done.returncode == 1
-        assert json.loads(done.stdout)["check"] == {
-            "accepted": False,
-            "objection": "SGLang is not installed here, so nothing could parse the command",
-        }
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert "--check cannot be used" in done.stderr
 
     def test_ranks_follow_the_number_of_cards(self, bare: Bare) -> None:
         done = bare.run("serve-args", QWEN, "--gpus", "6", "--card", "rtx-pro-6000", "--json")

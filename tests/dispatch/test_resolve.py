@@ -256,3 +256,10 @@ class TestGuards:
     def test_values_of_other_plugins_are_left_alone(self, card: Capability | None) -> None:
         decision = resolve(Request("their_backend"), machine(card))
         assert (decision.backend, decision.explicit) == (None, True)
+
+
+def test_a_refusal_names_an_alternative_once() -> None:
+    """On the CPU what helps and what to take instead are the same value."""
+    with pytest.raises(UnsupportedError) as refused:
+        resolve(Request("sm120"), machine(None))
+    assert str(refused.value).count("torch_reference") == 1

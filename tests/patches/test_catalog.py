@@ -75,6 +75,14 @@ def test_context_is_as_small_as_it_can_be(real: Catalog) -> None:
                 assert common <= 5, (patch.name, hunk.old)
 
 
+def test_a_part_of_a_name_is_enough_where_only_one_patch_has_it(real: Catalog) -> None:
+    (only,) = (patch for patch in real.patches if "0005-" in patch.name)
+    assert real.find("0005-") is only
+    assert real.find(only.name) is only
+    with pytest.raises(PatchError, match="only one of them"):
+        real.find("0001-")
+
+
 def test_an_unknown_name_is_refused(real: Catalog, tmp_path: Path) -> None:
     with pytest.raises(PatchError, match="patches list"):
         real.find("sglang/0.5.9/0009-nothing.patch")

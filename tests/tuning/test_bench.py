@@ -220,7 +220,7 @@ def test_calls_rotate_over_copies_of_the_weight(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"model": "x", "shapes": SHAPES}, "not both"),
+        ({"model": "x", "shapes": SHAPES}, "either a MODEL"),
         ({"shapes": ()}, "MODEL or at least one --shape"),
         ({"dtype": "float32"}, "--dtype='float32'"),
         ({"backends": ("marlin",)}, "--backend='marlin'"),
