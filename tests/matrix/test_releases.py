@@ -152,10 +152,8 @@ def absent_in(version: Version) -> set[str]:
     return absent
 
 
-@pytest.mark.parametrize("kind", ["sglang serve", "Engine"])
-def test_a_spawned_scheduler_has_every_value(
-    kind: str, release: str, checkpoint: Path, tmp_path: Path, unused_port: int
-) -> None:
+def test_a_spawned_scheduler_has_every_value(release: str, checkpoint: Path, tmp_path: Path, unused_port: int) -> None:
+    kind = "sglang serve"
     if (release, kind) == SERVES_WITH_ITS_DIFFUSION_EXTRA_ONLY:
         kind = "launch_server"
     words = command(kind, interpreter_of(release), checkpoint, tmp_path, unused_port)
@@ -171,8 +169,10 @@ def test_the_release_whose_serve_command_needs_an_extra_still_does(
         ask_scheduler(words, tmp_path / "evidence", SGLANG_SM120_DISABLE="1")
 
 
-def test_the_boot_hook_alone_is_enough(release: str, checkpoint: Path, tmp_path: Path, unused_port: int) -> None:
-    words = command("launch_server", interpreter_of(release), checkpoint, tmp_path, unused_port)
+def test_an_engine_has_every_value_and_the_boot_hook_alone_is_enough(
+    release: str, checkpoint: Path, tmp_path: Path, unused_port: int
+) -> None:
+    words = command("Engine", interpreter_of(release), checkpoint, tmp_path, unused_port)
     check(ask_scheduler(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="entry point"), release)
 
 
