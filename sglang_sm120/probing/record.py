@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sglang_sm120 import env, records
+from sglang_sm120 import records
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.record import QUANTIZER, HostFacts
-from sglang_sm120.errors import ConfigError, RecordError
+from sglang_sm120.kept import Kept, now
 from sglang_sm120.records import Fields, Identity, identity_of
 
 Status = Literal["ok", "wrong", "crash", "timeout", "unsupported"]
@@ -20,8 +18,7 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 #: What was tried and did not pass.
 FAILED: tuple[Status, ...] = ("wrong", "crash", "timeout")
 SCHEMA = 1
-#: In the cache folder.
-_FOLDER = "probe"
+_KEPT = Kept("probe")
 
 
 @dataclass(frozen=True)
@@ -59,25 +56,14 @@ class ProbeRecord:
         }
 
 
-def now() -> str:
-    """The time as records hold it: UTC, to the second."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def record_path(identity: Identity) -> Path:
     """Return where the record of an identity is kept. Touches no file."""
-    return env.cache_path() / _FOLDER / f"{identity.capability}-{identity.digest}.json"
+    return _KEPT.path(identity)
 
 
 def require_place(identity: Identity) -> None:
-    """Check that :func:`save` will be able to write, before the verdicts cost minutes.
-
-    Raises:
-        ConfigError: the cache folder is not safe or cannot be made.
-        RecordError: nothing can be written there.
-    """
-    env.cache_dir(_FOLDER)
-    records.require_writable(record_path(identity))
+    """Check that :func:`save` will be able to write, before the verdicts cost minutes; raises as it does."""
+    _KEPT.require_place(identity)
 
 
 def save(identity: Identity, outcomes: Mapping[str, Outcome]) -> ProbeRecord:
@@ -87,15 +73,11 @@ def save(identity: Identity, outcomes: Mapping[str, Outcome]) -> ProbeRecord:
         ConfigError: the cache folder is not safe or cannot be made.
         RecordError: the file cannot be written.
     """
-    path = record_path(identity)
-    with records.locked(env.cache_dir(_FOLDER)):
-        try:
-            known = dict(read(path).outcomes)
-        except (FileNotFoundError, RecordError):
-            known = {}
-        record = ProbeRecord(identity, {**known, **outcomes}, now())
-        records.write_json(path, record.to_json())
-    return record
+
+    def merged(old: ProbeRecord | None) -> ProbeRecord:
+        return ProbeRecord(identity, {**(old.outcomes if old else {}), **outcomes}, now())
+
+    return _KEPT.update(identity, read, merged)
 
 
 def read(path: Path) -> ProbeRecord:
@@ -125,21 +107,8 @@ def find(facts: HostFacts) -> tuple[ProbeRecord | None, str]:
 
     Never raises for a bad file: it counts as no record.
     """
-    identity = identity_of(facts)
-    try:
-        path = record_path(identity)
-        if not os.path.isdir(path.parent):
-            return None, ""
-        env.cache_dir(_FOLDER)
-        try:
-            record = read(path)
-        except FileNotFoundError:
-            return None, _stale(path, identity)
-    except (ConfigError, RecordError, OSError) as error:
-        return None, f"{error} It is ignored; run sglang-sm120 probe."
-    if record.identity != identity:
-        return None, f"{path.name} belongs to another machine; it is ignored. Run sglang-sm120 probe."
-    return record, ""
+    record, problem = _KEPT.find(identity_of(facts), read)
+    return record, f"{problem} It is ignored; run sglang-sm120 probe." if problem else ""
 
 
 def with_probe(facts: HostFacts) -> tuple[HostFacts, str]:
@@ -155,12 +124,3 @@ def _outcome(fields: Fields) -> Outcome:
     outcome = Outcome(status, fields.text("reason"), fields.number("seconds"))
     fields.done()
     return outcome
-
-
-def _stale(path: Path, identity: Identity) -> str:
-    """Say how the newest record of this kind of card differs from what is here now."""
-    others = sorted(path.parent.glob(f"{identity.capability}-*.json"), key=lambda p: p.lstat().st_mtime)
-    if not others:
-        return ""
-    changed = read(others[-1]).identity.differences(identity)
-    return f"it was taken with other versions ({', '.join(changed)}). Run sglang-sm120 probe again."

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_sm120 import env, records
+from sglang_sm120 import records
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.record import HostFacts
-from sglang_sm120.errors import ConfigError, RecordError
-from sglang_sm120.probing.record import now
+from sglang_sm120.kept import Kept, now
 from sglang_sm120.records import Fields, Identity, identity_of
 from sglang_sm120.tuning.choice import Timing, choose
 
 SCHEMA = 1
-#: In the cache folder.
-_FOLDER = "bench"
+_KEPT = Kept("bench")
 _DTYPES = ("bfloat16", "float16")
 Key = tuple[int, int, str, int]
 
@@ -67,18 +64,12 @@ class Results:
 
 def results_path(identity: Identity) -> Path:
     """Return where the results of an identity are kept. Touches no file."""
-    return env.cache_path() / _FOLDER / f"{identity.capability}-{identity.digest}.json"
+    return _KEPT.path(identity)
 
 
 def require_place(identity: Identity) -> None:
-    """Check that :func:`save` will be able to write, before the times cost minutes.
-
-    Raises:
-        ConfigError: the cache folder is not safe or cannot be made.
-        RecordError: nothing can be written there.
-    """
-    env.cache_dir(_FOLDER)
-    records.require_writable(results_path(identity))
+    """Check that :func:`save` will be able to write, before the times cost minutes; raises as it does."""
+    _KEPT.require_place(identity)
 
 
 def save(identity: Identity, entries: Sequence[Entry], arguments: Sequence[str]) -> Results:
@@ -88,18 +79,12 @@ def save(identity: Identity, entries: Sequence[Entry], arguments: Sequence[str])
         ConfigError: the cache folder is not safe or cannot be made.
         RecordError: the file cannot be written.
     """
-    path = results_path(identity)
-    with records.locked(env.cache_dir(_FOLDER)):
-        known: dict[Key, Entry] = {}
-        try:
-            old = read(path)
-            known = dict(old.entries) if old.identity == identity else {}
-        except (FileNotFoundError, RecordError):
-            known = {}
-        merged = {**known, **{entry.key: entry for entry in entries}}
-        results = Results(identity, merged, now(), shlex.join(arguments))
-        records.write_json(path, results.to_json())
-    return results
+
+    def merged(old: Results | None) -> Results:
+        known = {**(old.entries if old else {}), **{entry.key: entry for entry in entries}}
+        return Results(identity, known, now(), shlex.join(arguments))
+
+    return _KEPT.update(identity, read, merged)
 
 
 def read(path: Path) -> Results:
@@ -129,18 +114,8 @@ def find(facts: HostFacts) -> tuple[Results | None, str]:
 
     Never raises for a bad file: it counts as none.
     """
-    identity = identity_of(facts)
-    try:
-        path = results_path(identity)
-        if not os.path.isfile(path):
-            return None, ""
-        env.cache_dir(_FOLDER)
-        results = read(path)
-    except (ConfigError, RecordError, OSError) as error:
-        return None, f"Earlier results are not used: {error} They are measured anew."
-    if results.identity != identity:
-        return None, f"Earlier results are not used: {path.name} belongs to another machine."
-    return results, ""
+    found, problem = _KEPT.find(identity_of(facts), read)
+    return found, f"Earlier results are not used: {problem} They are measured anew." if problem else ""
 
 
 def _entry(fields: Fields) -> Entry:

@@ -106,6 +106,10 @@ def test_a_renamed_record_is_not_believed() -> None:
     found, problem = find(FACTS)
     assert found is None
     assert "belongs to another machine" in problem
+    save(identity_of(FACTS), {"quantizer": OUTCOMES["quantizer"]})
+    found, _ = find(FACTS)
+    assert found is not None
+    assert found.outcomes.keys() == {"quantizer"}
 
 
 def _edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:

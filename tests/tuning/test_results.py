@@ -69,9 +69,14 @@ def test_two_commands_at_once_keep_the_times_of_both(monkeypatch: pytest.MonkeyP
     assert right(path()).entries.keys() == {ENTRY.key, OTHER.key}
 
 
-def test_other_versions_have_results_of_their_own() -> None:
+def test_other_versions_have_results_of_their_own_and_the_change_is_named() -> None:
     save(identity_of(FACTS), [ENTRY], [])
-    assert find(machine(RTX, driver="590.10")) == (None, "")
+    newer = machine(RTX, driver="590.10")
+    found, problem = find(newer)
+    assert found is None
+    assert "driver 580.95.05 → 590.10" in problem
+    save(identity_of(newer), [OTHER], [])
+    assert [set(kept.entries) for kept, _ in map(find, (FACTS, newer)) if kept] == [{ENTRY.key}, {OTHER.key}]
 
 
 def _edit(change: Callable[[dict[str, Any]], object]) -> Callable[[], None]:
