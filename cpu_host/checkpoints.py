@@ -69,7 +69,7 @@ def make(folder: Path, spec: Spec) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     if spec.format in _MODELOPT_ALGORITHM:
         (folder / "hf_quant_config.json").write_text(json.dumps(_modelopt_config(spec), indent=2), encoding="utf-8")
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     tensors: dict[str, Tensor] = {}
     for name, weight in _weights(config, spec):
         tensors.update(_stored(name, weight, spec))
@@ -259,7 +259,7 @@ def _pre_quant_scale(k: int) -> Tensor:
     return (1.05 + 0.35 * torch.sin(torch.arange(k, dtype=torch.float64))).to(torch.bfloat16)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     """A byte-level BPE tokenizer, with settings that every supported transformers release reads."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
