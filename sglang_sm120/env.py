@@ -22,7 +22,13 @@ ALLOW_UNSAFE = "SGLANG_SM120_ALLOW_UNSAFE"
 FP4_GEMM_BACKEND = "SGLANG_SM120_FP4_GEMM_BACKEND"
 CACHE_DIR = "SGLANG_SM120_CACHE_DIR"
 JIT = "SGLANG_SM120_JIT"
+VERIFY = "SGLANG_SM120_VERIFY"
+REPORT = "SGLANG_SM120_REPORT"
+TUNING_TABLE = "SGLANG_SM120_TUNING_TABLE"
 DEPRECATED_BACKEND = "SGLANG_FLASHINFER_FP4_GEMM_BACKEND"
+
+#: Of so many steps at least one is checked where any are.
+MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Variable:
     """One row of the table of environment variables; the documentation is generated from it."""
 
     name: str
-    kind: Literal["switch", "backend", "path"]
+    kind: Literal["switch", "backend", "path", "number"]
     default: str
     meaning: str
 
@@ -69,6 +75,28 @@ VARIABLES: tuple[Variable, ...] = (
         "`0` never starts the CUDA compiler: kernels come with the wheel, or were compiled into the cache folder.",
     ),
     Variable(
+        TUNING_TABLE,
+        "path",
+        "`tuning/` in the cache folder",
+        "File of `sglang-sm120 tune --output` that `sm120_tuned` reads instead of the one for this card and these versions "
+        "in the cache folder.",
+    ),
+    Variable(
+        VERIFY,
+        "number",
+        "0",
+        "`N` checks the products of dense FP4 layers against the float64 oracle: each layer once for every M before a "
+        "CUDA graph is captured, and all layers in every N-th step, which then runs without a graph. Slow; the first wrong "
+        "result ends the server ([verifying.md](verifying.md)). SGLang's own parser takes no flag for it.",
+    ),
+    Variable(
+        REPORT,
+        "path",
+        "not set",
+        "File for what served which layer: layer class, N and K, M, backend, number of calls, as JSON; the same as one "
+        "block in the log after eight steps ([verifying.md](verifying.md#what-served-what)).",
+    ),
+    Variable(
         DEPRECATED_BACKEND,
         "backend",
         "not set",
@@ -101,6 +129,20 @@ def jit() -> bool:
     return _switch(JIT)
 
 
+def verify_every() -> int:
+    """Return of how many steps one is checked (``SGLANG_SM120_VERIFY``); 0 checks none."""
+    text = _text(VERIFY) or "0"
+    if not (text.isascii() and text.isdigit() and int(text) <= MAX_STEPS):
+        remedy = f"write a whole number from 0 to {MAX_STEPS}: of how many steps one is to be checked"
+        raise ConfigError(bad_value(VERIFY, text, remedy))
+    return int(text)
+
+
+def report_path() -> Path | None:
+    """Return the file for what served which layer (``SGLANG_SM120_REPORT``), ``None`` if nobody asked for it."""
+    return _absolute(REPORT)
+
+
 def fp4_gemm_backend() -> str | None:
     """Return ``SGLANG_SM120_FP4_GEMM_BACKEND`` as written, ``None`` if it is not set."""
     return _text(FP4_GEMM_BACKEND)
@@ -109,6 +151,15 @@ def fp4_gemm_backend() -> str | None:
 def deprecated_backend() -> str | None:
     """Return ``SGLANG_FLASHINFER_FP4_GEMM_BACKEND`` as written, ``None`` if it is not set."""
     return _text(DEPRECATED_BACKEND)
+
+
+def tuning_table() -> Path | None:
+    """Return the file that ``SGLANG_SM120_TUNING_TABLE`` names, ``None`` if it is not set. Touches no file.
+
+    Raises:
+        ConfigError: a relative path.
+    """
+    return _absolute(TUNING_TABLE)
 
 
 @contextmanager
@@ -136,10 +187,7 @@ def cache_path() -> Path:
     """
     text = _text(CACHE_DIR)
     if text is not None:
-        path = Path(os.path.expanduser(text))  # leaves ~nobody as it is, where Path raises
-        if not path.is_absolute():
-            raise ConfigError(bad_value(CACHE_DIR, text, "give an absolute path"))
-        return path
+        return _absolute(CACHE_DIR, text)
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore a relative path.
     if os.path.isabs(base):
@@ -196,6 +244,16 @@ def _others_may_replace(folder: Path) -> bool:
 
 def _text(name: str) -> str | None:
     return os.environ.get(name, "").strip() or None
+
+
+def _absolute(name: str) -> Path | None:
+    text = _text(name)
+    if text is None:
+        return None
+    path = Path(os.path.expanduser(text))  # leaves ~nobody as it is, where Path raises
+    if not path.is_absolute():
+        raise ConfigError(bad_value(name, text, "give an absolute path"))
+    return path
 
 
 def _switch(name: str) -> bool:

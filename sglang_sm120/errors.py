@@ -32,12 +32,20 @@ class RecordError(Sm120Error, ValueError):
     """A probe record or tuning table cannot be read, trusted or written."""
 
 
+class BackendError(Sm120Error, RuntimeError):
+    """A backend failed while it served a layer; nothing takes over, as the results of the process may be lost."""
+
+
 class PatchError(Sm120Error, RuntimeError):
     """A patch cannot be read, or an SGLang on disk cannot be patched or restored."""
 
 
 class SelfTestError(Sm120Error, RuntimeError):
     """A backend gave a wrong result in its start-up check; no model is served with it."""
+
+
+class VerificationError(Sm120Error, RuntimeError):
+    """A layer of a running server gave a wrong result, or nothing that it computed could be checked."""
 
 
 def bad_value(argument: str, value: object, remedy: str) -> str:
