@@ -185,9 +185,9 @@ def cache_path() -> Path:
     Raises:
         ConfigError: the variable holds a relative path, or no home folder can be found.
     """
-    text = _text(CACHE_DIR)
-    if text is not None:
-        return _absolute(CACHE_DIR, text)
+    path = _absolute(CACHE_DIR)
+    if path is not None:
+        return path
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore a relative path.
     if os.path.isabs(base):
