@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sglang_sm120.backends.record import HostFacts
-from sglang_sm120.cli.redact import redacted
 from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.records import identity_of
+from sglang_sm120.redact import redacted
 from sglang_sm120.tuning import results, run
 from sglang_sm120.tuning.cases import Shape, read_rows, read_shapes, shapes_of_model
 from sglang_sm120.tuning.results import Entry, Key

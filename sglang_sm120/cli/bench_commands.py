@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sglang_sm120.cli.model_commands import MOST_RANKS
-from sglang_sm120.cli.redact import redacted
+from sglang_sm120.redact import redacted
 
 Model = Annotated[
     str | None,

@@ -15,8 +15,8 @@ import typer
 
 from sglang_sm120 import __version__
 from sglang_sm120.cli import bench_commands, model_commands, patches
-from sglang_sm120.cli.redact import redacted
 from sglang_sm120.errors import Sm120Error
+from sglang_sm120.redact import redacted
 
 app = typer.Typer(
     name="sglang-sm120",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sglang_sm120.cli.redact import redacted
+from sglang_sm120.redact import redacted
 
 #: No machine or cluster that serves one model has more; numbers beyond these are mistakes and would take forever.
 MOST_RANKS = 4096

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import sglang_sm120
-from sglang_sm120.cli import redact
-from sglang_sm120.cli.redact import redacted
+from sglang_sm120 import redact
+from sglang_sm120.redact import redacted
 
 PACKAGE = str(Path(sglang_sm120.__file__).parent)
 
