@@ -224,8 +224,12 @@ class Server:
             prompt=[entry[0] for entry in meta["input_token_logprobs"][1:]],
         )
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def _url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+        return self.url + path
 
     def _request(self, request: urllib.request.Request, timeout: float) -> Any:
         # No proxy: a machine's proxy settings must not get between us and the loopback address.

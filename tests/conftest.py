@@ -91,10 +91,24 @@ class Ledger:
             terminalreporter.line(f"FAILED {LEDGER.name}[{self.selection!r}]: {violation}", red=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--gpu-results", type=Path, metavar="PATH", help="write what the tests found to this .json file or folder"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Under pytest-xdist the workers report to the main process, which counts for all of them.
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Ledger(config.option.markexpr), "skip-ledger")
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(Ledger(config.option.markexpr), "skip-ledger")
+    target = config.getoption("--gpu-results")
+    if target is not None:
+        from tests.support.gpu_results import GpuResults
+        from tools.result_files import without_folders
+
+        command = without_folders(["pytest", *config.invocation_params.args])
+        config.pluginmanager.register(GpuResults(target, command), "gpu-results")
 
 
 # After the selection by markers, so that a run without GPU tests does not import torch for them.

@@ -1,6 +1,7 @@
-"""Result files: what ran, on which commit, card and versions. ``docs/results.md`` is generated from those in ``results/``.
+"""Result files: what ran, on which commit, card and versions.
 
-A result file is JSON. It holds no name of a machine, and no path but those inside the repository.
+``docs/results.md`` is generated from those in ``results/``. A result file is JSON. It holds no name of a machine, and no
+path but those inside the repository.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _git(*arguments: str) -> str | None:
 
 def without_folders(arguments: Sequence[str]) -> str:
     """A command line whose absolute paths have lost their folders."""
-    return " ".join(re.sub(r"(?<![\w.:])/(?:[^\s/=]+/)*", "", argument) for argument in arguments)
+    return " ".join(re.sub(r"(?<![\w.:/])/(?!/)(?:[^\s/=]+/)*", "", argument) for argument in arguments)
 
 
 def header(kind: str, command: str, identity: Identity) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The parts of ``benchmarks/serving.py`` and of ``tests/e2e_gpu``: checkpoints, servers, a client, profiles, reports."""
+"""The parts of ``benchmarks/serving.py`` and ``tests/e2e_gpu``: checkpoints, servers, a client, profiles, reports."""

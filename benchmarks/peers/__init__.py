@@ -1,0 +1,1 @@
+"""Kernels of others that ``benchmarks/gemm.py`` measures beside ours."""
