@@ -1,6 +1,6 @@
 """Time the NVFP4 GEMM for few tokens beside the fastest weight-only kernel and bf16.
 
-    python benchmarks/gemm.py --library build/sm120.so [--load-only-library ...] [--humming] [--json out.json]
+    python -m benchmarks.gemm --library build/sm120.so [--load-only-library ...] [--humming] [--marlin] [--json out.json]
 
 Every figure is the median over graph replays of a graph of many calls, each on its own weights, together far larger
 than L2. Modes: ``pdl`` launches each call as a programmatic dependent of the one in front, as the layers of a decoder
@@ -103,6 +103,17 @@ def humming_layers(n: int, k: int) -> list[Any]:
     return [layer] + [copy.deepcopy(layer) for _ in range(rotation(n, k) - 1)]
 
 
+def marlin_layers(n: int, k: int) -> list[Any]:
+    """The same of SGLang's Marlin; none, with the reason printed, where it does not run."""
+    try:
+        from benchmarks.peers import marlin
+
+        return marlin.layers(n, k, rotation(n, k))
+    except (ImportError, RuntimeError, ValueError) as error:
+        print(f"no marlin: {type(error).__name__}: {error}", flush=True)
+        return []
+
+
 def read_bandwidth() -> float:
     """Measured read bandwidth in TB/s: the sum of 4 GiB of int64."""
     data = torch.ones(1 << 29, device="cuda", dtype=torch.int64)
@@ -113,6 +124,7 @@ def read_bandwidth() -> float:
 def time_shape(args: argparse.Namespace, library: Any, load_only: Any, n: int, k: int) -> Iterator[dict[str, Any]]:
     """Yield one row per token count, and print it."""
     layers = humming_layers(n, k) if args.humming else []
+    marlin = marlin_layers(n, k) if args.marlin else []
     count = max(2, min(16, (ROTATION_BYTES * 2) // (2 * n * k)))
     dense = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)] if args.bf16 else []
     for m in args.tokens:
@@ -129,7 +141,7 @@ def time_shape(args: argparse.Namespace, library: Any, load_only: Any, n: int, k
             row["load_path_pdl"] = ours.time("pdl")
         del ours
         x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-        for name, peers in (("humming", layers), ("bf16", dense)):
+        for name, peers in (("humming", layers), ("marlin", marlin), ("bf16", dense)):
             if peers:
                 row[name] = time_peer(name, peers, x)
         print(json.dumps({key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}), flush=True)
@@ -138,7 +150,7 @@ def time_shape(args: argparse.Namespace, library: Any, load_only: Any, n: int, k
 
 def time_peer(name: str, weights: list[Any], x: torch.Tensor) -> float:
     """Microseconds per call of a peer, its weights rotated like ours."""
-    if name == "humming":
+    if name != "bf16":
         return time_graph(lambda i: weights[i % len(weights)](x), len(weights))
     return time_graph(lambda i: x @ weights[i % len(weights)].T, len(weights))
 
@@ -148,6 +160,7 @@ def main() -> None:
     parser.add_argument("--library", required=True)
     parser.add_argument("--load-only-library", help="the same built with -DSM120_LOAD_PATH_ONLY")
     parser.add_argument("--humming", action="store_true")
+    parser.add_argument("--marlin", action="store_true", help="SGLang's, where it is installed")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--sweep", action="store_true", help="also every cluster size")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16])

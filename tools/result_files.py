@@ -1,7 +1,7 @@
 """Result files: what ran, on which commit, card and versions.
 
-``docs/results.md`` is generated from those in ``results/``. A result file is JSON. It holds no name of a machine, and no
-path but those inside the repository.
+``docs/results.md`` is generated from those in ``results/``. A result file is JSON. It holds no name of a machine, and
+no path but those inside the repository.
 """
 
 from __future__ import annotations
