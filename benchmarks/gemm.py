@@ -1,6 +1,6 @@
 """Time the NVFP4 GEMM for few tokens beside the fastest weight-only kernel and bf16.
 
-    python -m benchmarks.gemm --library build/sm120.so [--load-only-library ...] [--humming] [--marlin] [--json out.json]
+    python -m benchmarks.gemm --library build/sm120.so [--load-only-library ...] [--humming] [--marlin] [--json F]
 
 Every figure is the median over graph replays of a graph of many calls, each on its own weights, together far larger
 than L2. Modes: ``pdl`` launches each call as a programmatic dependent of the one in front, as the layers of a decoder
