@@ -45,8 +45,16 @@ def gemm_bound(
     return exact, error + rounding.clamp(min=info.smallest_normal * info.eps / 2)
 
 
-def check_product(out: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> None:
+def check_product(
+    out: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor, numbers: torch.Tensor | None = None
+) -> None:
     """Compare a product with the oracle, element by element.
+
+    Args:
+        out: ``[M, N]`` of any type.
+        exact: float64 ``[M, N]``.
+        bound: float64 ``[M, N]``, how far ``out`` may be from it.
+        numbers: int64 ``[M]``, what the rows are called in messages: they may be a selection.
 
     Raises:
         WrongResult: says which rows are wrong, and the worst element.
@@ -62,11 +70,14 @@ def check_product(out: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -
         return
     excess = torch.where(wrong, (error / bound).nan_to_num(nan=torch.inf), 0.0)
     row, column = divmod(int(excess.argmax()), out.shape[1])
+    worst = float(got[row, column]), float(exact[row, column])
     rows = wrong.any(1).nonzero().flatten()
+    if numbers is not None:
+        rows, row = numbers[rows], int(numbers[row])
     where = f"row {int(rows[0])}" if len(rows) == 1 else f"rows {int(rows[0])} to {int(rows[-1])}"
     raise WrongResult(
         f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, in {where}{_pattern(got, exact, wrong)}; "
-        f"[{row}, {column}] is {float(got[row, column]):.6g} instead of {float(exact[row, column]):.6g}"
+        f"[{row}, {column}] is {worst[0]:.6g} instead of {worst[1]:.6g}"
     )
 
 
@@ -85,7 +96,13 @@ def _pattern(got: torch.Tensor, exact: torch.Tensor, wrong: torch.Tensor) -> str
     return ""
 
 
-def check_quantized(x: torch.Tensor, scale: torch.Tensor, packed: torch.Tensor, block_scales: torch.Tensor) -> None:
+def check_quantized(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    packed: torch.Tensor,
+    block_scales: torch.Tensor,
+    numbers: torch.Tensor | None = None,
+) -> None:
     """Compare codes and scales with what they stand for.
 
     A block scale may be one code off the oracle's (the quotient is rounded in float32), and an element must be the
@@ -97,6 +114,7 @@ def check_quantized(x: torch.Tensor, scale: torch.Tensor, packed: torch.Tensor, 
         scale: float32 encode scale.
         packed: uint8 ``[M, K/2]``.
         block_scales: in the 128x4 swizzle, any 1-byte dtype.
+        numbers: int64 ``[M]``, what the rows are called in messages: they may be a selection.
 
     Raises:
         WrongResult: says which block or element.
@@ -107,7 +125,8 @@ def check_quantized(x: torch.Tensor, scale: torch.Tensor, packed: torch.Tensor, 
     if packed.shape != (m, k // 2) or block_scales.numel() != shape[0] * shape[1]:
         raise WrongResult(f"codes {tuple(packed.shape)} and {block_scales.numel()} scales for M={m}, K={k}")
     linear = layout.unswizzle_128x4(block_scales.view(torch.uint8).reshape(shape), m, shape[1])
-    _check_scales(linear[:, :blocks], reference.quantize(x, scale, ScaleLayout.LINEAR)[1])
+    numbers = torch.arange(m) if numbers is None else numbers
+    _check_scales(linear[:, :blocks], reference.quantize(x, scale, ScaleLayout.LINEAR)[1], numbers)
     padding = linear[:, blocks:] & 0x7F == UE4M3_NAN
     if bool(padding.any()):
         raise WrongResult(f"{int(padding.sum())} scales in padded columns are NaN")
@@ -120,19 +139,19 @@ def check_quantized(x: torch.Tensor, scale: torch.Tensor, packed: torch.Tensor, 
     if bool(wrong.any()):
         row, block, element = (int(i) for i in wrong.nonzero()[0])
         raise WrongResult(
-            f"{int(wrong.sum())} of {wrong.numel()} codes are not the nearest; first at row {row}, column "
-            f"{block * BLOCK_SIZE + element}: {float(got[row, block, element])} for "
+            f"{int(wrong.sum())} of {wrong.numel()} codes are not the nearest; first at row {int(numbers[row])}, "
+            f"column {block * BLOCK_SIZE + element}: {float(got[row, block, element])} for "
             f"{float(target[row, block, element]):.6g}"
         )
 
 
-def _check_scales(got: torch.Tensor, right: torch.Tensor) -> None:
+def _check_scales(got: torch.Tensor, right: torch.Tensor, numbers: torch.Tensor) -> None:
     wrong = (got.to(torch.int16) - right.to(torch.int16)).abs() > 1
     if not bool(wrong.any()):
         return
     row, block = (int(i) for i in wrong.nonzero()[0])
     zeros = " (zeros)" if bool((got[wrong] == 0).all()) else ""
     raise WrongResult(
-        f"{int(wrong.sum())} of {wrong.numel()} block scales are wrong{zeros}; first at row {row}, block {block}: byte "
-        f"{int(got[row, block]):#04x} instead of {int(right[row, block]):#04x}"
+        f"{int(wrong.sum())} of {wrong.numel()} block scales are wrong{zeros}; first at row {int(numbers[row])}, "
+        f"block {block}: byte {int(got[row, block]):#04x} instead of {int(right[row, block]):#04x}"
     )

@@ -1,4 +1,4 @@
-"""The child process of a probe: runs one job and reports each step before it begins.
+"""The child process of a probe or a replay: runs one job and reports each step before it begins.
 
 Started by :mod:`sglang_sm120.probing.children`; the job comes on standard input, the reports go to a pipe of their
 own, because libraries write to standard output as they like. torch is imported inside the job: a torch that does not
@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_sm120.errors import FormatError, UnsupportedError
-from sglang_sm120.probing.plan import Plan
 
 #: <linux/prctl.h>
 _PR_SET_PDEATHSIG = 1
@@ -62,16 +61,17 @@ def run_job(job: dict[str, Any], report: Callable[..., None]) -> tuple[str, str]
         job: as :meth:`sglang_sm120.probing.children.Job.to_json` makes it.
         report: called with ``step=`` before each step.
     """
-    step, count, products = "import", 0, 0
+    step, count, products, note = "import", 0, 0, ""
     try:
         report(step=step)
         place, function = job["factory"].split(":")
         operations = getattr(importlib.import_module(place), function)(job["subject"])
         torch = importlib.import_module("torch")
-        steps = importlib.import_module("sglang_sm120.probing.steps").steps
-        for step, action in steps(operations, Plan.from_json(job["plan"]), torch.device(job["device"])):
+        place, function = job["steps"].split(":")
+        steps = getattr(importlib.import_module(place), function)
+        for step, action in steps(operations, job["plan"], torch.device(job["device"])):
             report(step=step)
-            action()
+            note = action() or note
             count += 1
             products += step.startswith("GEMM")
     except WrongResult as error:
@@ -83,7 +83,7 @@ def run_job(job: dict[str, Any], report: Callable[..., None]) -> tuple[str, str]
         # torch's class for memory is no MemoryError.
         memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         return "crash", f"{step}: {'out of memory' if memory else type(error).__name__}: {error}"
-    return "ok", f"{count} steps"
+    return "ok", note or f"{count} steps"
 
 
 def _refuses(error: Exception) -> bool:

@@ -12,16 +12,23 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-from sglang_sm120.probing.plan import Plan
 from sglang_sm120.probing.record import STATUSES, Outcome
 
 PRODUCTION_FACTORY = "sglang_sm120.probing.operations:of_subject"
+PROBE_STEPS = "sglang_sm120.probing.steps:planned"
 _CHILD = "import sys; sys.path[:] = filter(None, sys.path); from sglang_sm120.probing.child import main; main()"
 #: After its verdict a child may still tear down CUDA; longer than this is a hang.
 _SECONDS_TO_END = 30.0
 _LONGEST_REASON = 300
+
+
+class Problems(Protocol):
+    """What the steps of a job read, as far as this process knows."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The problems as they are sent to the child."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +40,18 @@ class Job:
         plan: the problems.
         device: ``cuda`` or ``cpu``.
         factory: ``module:function`` that makes the operations of the subject; tests plant faults through it.
+        steps: ``module:function(operations, plan as JSON, device)`` that yields the name of each step and what it runs.
     """
 
     subject: str
-    plan: Plan
+    plan: Problems
     device: str
     factory: str = PRODUCTION_FACTORY
+    steps: str = PROBE_STEPS
 
     def to_json(self) -> dict[str, Any]:
         """The job as it is sent to the child."""
-        return {"subject": self.subject, "plan": self.plan.to_json(), "device": self.device, "factory": self.factory}
+        return {**vars(self), "plan": self.plan.to_json()}
 
 
 def run(job: Job, timeout: float) -> Outcome:

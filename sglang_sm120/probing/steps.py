@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -13,7 +14,13 @@ from sglang_sm120.probing.operations import Operations
 from sglang_sm120.probing.plan import Plan
 from sglang_sm120.scales import encode_scale_from_amax
 
-Step = tuple[str, Callable[[], None]]
+#: A name, and what runs; it may return a line about what it found.
+Step = tuple[str, Callable[[], str | None]]
+
+
+def planned(operations: Operations, plan: dict[str, Any], device: torch.device) -> Iterator[Step]:
+    """:func:`steps` for the child process, which has the plan as JSON."""
+    return steps(operations, Plan.from_json(plan), device)
 
 
 def steps(operations: Operations, plan: Plan, device: torch.device) -> Iterator[Step]:
