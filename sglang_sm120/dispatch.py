@@ -158,6 +158,21 @@ def layer_backend(
     return record.value
 
 
+def untuned(facts: HostFacts, *, allow_unsafe: bool) -> Decision:
+    """Decide what serves, under ``sm120_tuned``, the layers that the tuning table says nothing about.
+
+    It is what ``auto`` takes on this machine; where that is left to SGLang, a backend of this package.
+    """
+    try:
+        decision = _resolve_auto(Request(AUTO, allow_unsafe=allow_unsafe), facts, "default", ())
+    except UnsupportedError:
+        decision = None
+    if decision is None or decision.backend is None:
+        value = substitute(facts, exact=True)
+        return Decision(value, "default", False, "auto leaves the choice to SGLang here", (), allow_unsafe)
+    return decision
+
+
 def _objection(
     record: Backend,
     facts: HostFacts,

@@ -88,21 +88,34 @@ class Kept:
             try:
                 record = read(path)
             except FileNotFoundError:
-                return None, self._stale(path, identity, read)
+                return None, self._stale(identity, read)
         except (ConfigError, RecordError, OSError) as error:
             return None, str(error)
         if record.identity != identity:
             return None, f"{path.name} belongs to another machine."
         return record, ""
 
-    @staticmethod
-    def _stale(path: Path, identity: Identity, read: Reader[T]) -> str:
+    def newest_other(self, identity: Identity, read: Reader[T]) -> T | None:
+        """Return the newest record of this kind of card, for an identity that has none; ``None`` if there is none.
+
+        Raises:
+            RecordError: the newest file is spoilt.
+            OSError: it cannot be looked at.
+        """
+        others = sorted(self.path(identity).parent.glob(f"{identity.capability}-*.json"), key=_modified)
+        return read(others[-1]) if others else None
+
+    def _stale(self, identity: Identity, read: Reader[T]) -> str:
         """Say how the newest record of this kind of card differs from what is here now."""
-        others = sorted(path.parent.glob(f"{identity.capability}-*.json"), key=lambda p: p.lstat().st_mtime)
-        if not others:
+        other = self.newest_other(identity, read)
+        if other is None:
             return ""
-        changed = read(others[-1]).identity.differences(identity)
-        return f"{others[-1].name} was made with other versions ({', '.join(changed)})."
+        changed = ", ".join(other.identity.differences(identity))
+        return f"{self.path(other.identity).name} was made with other versions ({changed})."
+
+
+def _modified(path: Path) -> float:
+    return path.lstat().st_mtime
 
 
 def now() -> str:

@@ -120,6 +120,8 @@ class Backend:
         serves_weight_only: it multiplies unquantized activations too (W4A16 layers).
         needs_probe: code that multiplies in a way never checked on the user's card until ``probe`` ran.
         implementation: name of the module of ours that multiplies, imported on first use; ``None`` for foreign ones.
+        per_call: it chooses among the other values for each call and multiplies nothing itself, so it is neither
+            probed nor timed, and never takes over a layer from another value.
     """
 
     value: str
@@ -137,6 +139,7 @@ class Backend:
     serves_weight_only: bool = False
     needs_probe: bool = False
     implementation: str | None = None
+    per_call: bool = False
 
     @property
     def can_be_added(self) -> bool:

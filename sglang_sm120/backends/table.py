@@ -395,6 +395,18 @@ _SM120 = Backend(
     implementation="sglang_sm120.native",
 )
 
+_SM120_TUNED = Backend(
+    value="sm120_tuned",
+    enum_name="SM120_TUNED",
+    provider="sglang_sm120",
+    summary="For each call the backend that `sglang-sm120 tune` measured fastest for (N, K, dtype) and M on this card",
+    any_device=True,
+    rows=tuple(CapabilityRow(capability, _test("tests/host/test_tuned_layers.py")) for capability in CAPABILITIES),
+    exact_fused_scales=True,
+    per_call=True,
+    implementation="sglang_sm120.tuning.backend",
+)
+
 #: Every value except ``auto``, in the order in which they are shown.
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
@@ -410,6 +422,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
             _MARLIN,
             _SM120,
             _TORCH_REFERENCE,
+            _SM120_TUNED,
         )
     }
 )

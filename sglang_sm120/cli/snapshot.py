@@ -129,6 +129,7 @@ def _settings() -> tuple[Setting, ...]:
         env.DEPRECATED_BACKEND: env.deprecated_backend,
         env.CACHE_DIR: env.cache_path,
         env.JIT: env.jit,
+        env.TUNING_TABLE: env.tuning_table,
     }
     found = []
     for variable in env.VARIABLES:

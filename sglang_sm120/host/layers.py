@@ -27,6 +27,7 @@ import torch
 from torch.nn import Parameter
 
 from sglang_sm120 import layout, ops, scales
+from sglang_sm120.backends import BACKENDS
 from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.formats import BLOCK_SIZE
 from sglang_sm120.host import reload
@@ -41,6 +42,7 @@ class Group:
     start: int
     stop: int
     scale_name: str  # attribute of the layer that holds the swizzled block scales
+    alpha: slice | int  # of ``sm120_alpha``: one value for each column, or one for all
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,15 @@ def complete_scales(layer: Any, convention: Convention, *, dummy: bool) -> None:
                 data.fill_(data[0])
 
 
-def prepare(layer: Any, method: Any, convention: Convention, backend: str) -> None:
+def prepare(layer: Any, method: Any, convention: Convention, backend: str, *, one_alpha: bool = False) -> None:
     """Build the derived tensors of ``layer``; called after every load.
+
+    Args:
+        layer: with its weights loaded.
+        method: SGLang's, which owns the weights.
+        convention: of ``method``.
+        backend: of ours.
+        one_alpha: hand over one alpha for all columns of a call, as foreign kernels want it (:func:`has_one_alpha`).
 
     Raises:
         FormatError: a global scale is zero, infinite, NaN or absurd.
@@ -131,7 +140,9 @@ def prepare(layer: Any, method: Any, convention: Convention, backend: str) -> No
     layer.sm120_prepared = Prepared(
         backend=backend,
         weight_name=convention.weight,
-        groups=tuple(Group(a, b, name) for (a, b), name in zip(bounds, names, strict=True)),
+        groups=tuple(
+            Group(a, b, name, a if one_alpha else slice(a, b)) for (a, b), name in zip(bounds, names, strict=True)
+        ),
         weight_only=convention.weight_only,
         pre_scaled=bool(getattr(getattr(method, "quant_config", None), "is_awq", False)),
     )
@@ -149,6 +160,31 @@ def group_widths(layer: Any, convention: Convention) -> list[int]:
     name = convention.input_global
     shared = name is None or torch.unique(getattr(layer, name).data).numel() == 1
     return [sum(widths)] if shared else widths
+
+
+def has_one_alpha(layer: Any, convention: Convention) -> bool:
+    """Whether all columns of each call of the operator share one global scale."""
+    return len(group_widths(layer, convention)) > 1 or not scales_differ(layer, convention, inputs=False)
+
+
+def require_same_calls(layer: Any, convention: Convention) -> None:
+    """Refuse a reload after which a layer of a per-call backend would have to be multiplied in another way.
+
+    Captured CUDA graphs hold kernels that were chosen for one alpha, or for one in each column.
+
+    Raises:
+        ConfigError: the new global scales are equal where the old ones differed, or the other way round.
+    """
+    before: Prepared | None = getattr(layer, "sm120_prepared", None)
+    if before is None or not BACKENDS[before.backend].per_call:
+        return
+    had = (len(before.groups), isinstance(before.groups[0].alpha, int))
+    if had != (len(group_widths(layer, convention)), has_one_alpha(layer, convention)):
+        raise ConfigError(
+            f"The weights of {layer_name(layer)} cannot be loaded again under --fp4-gemm-backend {before.backend}: the "
+            "global scales of its fused shards are equal before and differ after, or the other way round, and its "
+            "kernels were chosen for the old ones. Restart the server with the new weights."
+        )
 
 
 def forward(layer: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
@@ -180,7 +216,7 @@ def forward(layer: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
                 weight[part],
                 getattr(layer, group.scale_name),
                 None if prepared.weight_only else layer.sm120_activation_scale[index],
-                layer.sm120_alpha[part],
+                layer.sm120_alpha[group.alpha],
                 None if bias is None else bias[part],
                 prepared.backend,
             )
@@ -204,7 +240,7 @@ def _forward_quantized(
         getattr(layer, prepared.weight_name),
         block_scales,
         getattr(layer, group.scale_name),
-        layer.sm120_alpha,
+        layer.sm120_alpha[group.alpha],
         bias,
         layer.sm120_dtype,
         prepared.backend,

@@ -35,6 +35,8 @@ def route_gemm(module: ModuleType, patcher: Patcher) -> None:
         backend: str = "auto",
         **kwargs: Any,
     ) -> torch.Tensor:
+        if STATE.tuning is not None:
+            backend = STATE.tuning.flashinfer_name  # only layers that the tuning table says nothing about come here
         if backend in ours:
             # SGLang passes weight and scales as transposed views of the row-major tensors.
             return ops.nvfp4_gemm(a, b.T, a_descale, b_descale.T, alpha, None, out_dtype, backend)

@@ -10,8 +10,9 @@ import torch
 
 from sglang_sm120 import ops
 from sglang_sm120.backends import BACKENDS
-from sglang_sm120.dispatch import layer_backend
-from sglang_sm120.host import layers, reload
+from sglang_sm120.backends.record import Backend
+from sglang_sm120.dispatch import Decision, layer_backend
+from sglang_sm120.host import layers, reload, tuning
 from sglang_sm120.host.conventions import Convention
 from sglang_sm120.host.patching import Patcher, mark
 from sglang_sm120.host.state import STATE
@@ -27,6 +28,8 @@ def wrap_weights(module: ModuleType, patcher: Patcher, *, convention: Convention
     def create_weights(self: Any, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if STATE.refusal is not None and not convention.weight_only:
             raise STATE.refusal
+        if STATE.tuning is not None:
+            STATE.tuning.agree()
         create(self, layer, *args, **kwargs)
         if STATE.chosen is not None:
             given = signature.bind(self, layer, *args, **kwargs).arguments
@@ -43,7 +46,8 @@ def wrap_weights(module: ModuleType, patcher: Patcher, *, convention: Convention
             # Under auto a layer may get another backend than the process, which started its own only. Loading one
             # later would mean to do it inside the first forward, perhaps while a graph is captured.
             ops.start(backend, getattr(layer, convention.weight).device)
-            layers.prepare(layer, self, convention, backend)
+            one_alpha = BACKENDS[backend].per_call and layers.has_one_alpha(layer, convention)
+            layers.prepare(layer, self, convention, backend, one_alpha=one_alpha)
         elif convention.weight_only or STATE.repacks_weights:
             process(self, layer)
         else:
@@ -102,18 +106,24 @@ def admit(module: ModuleType, patcher: Patcher, *, cls: str) -> None:
 
 def _backend_for(layer: Any, convention: Convention) -> str | None:
     """Name of the backend of ours that serves ``layer``, or ``None`` for SGLang's own path."""
-    assert STATE.decision is not None
+    decision, backend = STATE.decision, STATE.backend
+    assert decision is not None
     assert STATE.facts is not None
+    if STATE.tuning is not None:
+        if not convention.weight_only and _is_tuned(layer, convention, STATE.tuning):
+            return tuning.VALUE
+        decision = STATE.tuning.untuned
+        backend = BACKENDS[decision.backend] if decision.backend is not None else None
     differ = layers.scales_differ(layer, convention, inputs=not STATE.repacks_weights)
     if convention.weight_only and not differ:
-        return _backend_for_weight_only()
+        return _backend_for_weight_only(decision, backend)
     # What we prepare is not padded, and shards whose input scales differ are multiplied one by one.
-    unpadded = STATE.backend is not None and STATE.backend.quantizes_itself
+    unpadded = backend is not None and backend.quantizes_itself
     sizes = layers.group_widths(layer, convention) if unpadded else [sum(layer.logical_widths)]
     pad = 1 if unpadded else convention.pads_to
     for n in dict.fromkeys(sizes):
         chosen = layer_backend(
-            STATE.decision,
+            decision,
             STATE.facts,
             name=reload.layer_name(layer),
             n=-(-n // pad) * pad,
@@ -122,7 +132,7 @@ def _backend_for(layer: Any, convention: Convention) -> str | None:
             fused_scales_differ=differ,
             weight_only=convention.weight_only,
         )
-        if chosen != STATE.decision.backend:
+        if chosen != decision.backend:
             break  # one backend serves the whole layer
     record = BACKENDS[chosen]
     # A backend that was forced on weight-only shards of different scales cannot multiply them at all.
@@ -130,11 +140,24 @@ def _backend_for(layer: Any, convention: Convention) -> str | None:
     return chosen if ours else None
 
 
-def _backend_for_weight_only() -> str | None:
-    backend = STATE.backend
+def _is_tuned(layer: Any, convention: Convention, tuned: tuning.Tuning) -> bool:
+    """Whether every call that ``layer`` makes has a plan, made now if it can be."""
+    layers.require_same_calls(layer, convention)
+    return tuned.plan_layer(
+        reload.layer_name(layer),
+        layers.group_widths(layer, convention),
+        layer.input_size_per_partition,
+        layer.sm120_dtype,
+        one_alpha=layers.has_one_alpha(layer, convention),
+        quantizer=STATE.quantizer_of_ours,
+        device=getattr(layer, convention.weight).device,
+    )
+
+
+def _backend_for_weight_only(decision: Decision, backend: Backend | None) -> str | None:
     if backend is not None and backend.serves_weight_only:
         return backend.value
-    if backend is not None and STATE.decision is not None and STATE.decision.explicit and not STATE.repacks_weights:
+    if backend is not None and decision.explicit and not STATE.repacks_weights:
         STATE.warn_once(
             "weight-only",
             f"--fp4-gemm-backend {backend.value} multiplies quantized activations; the weight-only (W4A16) "

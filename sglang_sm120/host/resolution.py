@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from sglang_sm120.backends.record import QUANTIZER, HostFacts
 from sglang_sm120.device import collect_facts
 from sglang_sm120.dispatch import FLAG, PRECEDENCE, Decision, Request, resolve, substitute
 from sglang_sm120.errors import UnsupportedError, bad_value
-from sglang_sm120.host import installer
+from sglang_sm120.host import installer, operators, tuning
 from sglang_sm120.host.state import STATE
 from sglang_sm120.probing.record import FAILED, with_probe
 
@@ -57,9 +58,14 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     facts, stale = with_probe(collect_facts(gpu))
     STATE.dummy_weights = _load_format(server_args, scheduler) == "dummy"
     device = torch.device("cpu" if facts.capability is None else f"cuda:{gpu or 0}")
+    tuned = None
     try:
         decision = resolve(request, facts)
-        _start(decision, device)
+        if decision.backend == tuning.VALUE:
+            tuned = tuning.start(facts, device, allow_unsafe=request.allow_unsafe)
+            decision = replace(decision, reason=tuned.reason, warnings=_tuning_warnings(decision, tuned))
+        else:
+            _start(decision, device)
     except UnsupportedError as refusal:
         # Every model comes through here, and most have no FP4 layer: the first that does raises this.
         original()
@@ -69,7 +75,7 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     for warning in decision.warnings:
         logger.warning(warning)
     record = BACKENDS.get(decision.backend) if decision.backend is not None else None
-    STATE.decide(decision, facts, record)
+    STATE.decide(decision, facts, record, tuned)
     STATE.quantizer_rejected = decision.backend is not None and facts.probed.get(QUANTIZER) in FAILED
     if decision.backend is None:
         return
@@ -82,9 +88,16 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
             return
     fp4_utils.FP4_GEMM_RUNNER_BACKEND = fp4_utils.Fp4GemmRunnerBackend(decision.backend)
     installer.require_live()
-    if record is not None and record.implementation is not None:
+    operators.start(device, rank=_rank(scheduler))
+    if record is not None and record.implementation is not None and tuned is None:
         self_test.run(record.value, device)
     _report(decision, facts, scheduler)
+
+
+def _tuning_warnings(decision: Decision, tuned: tuning.Tuning) -> tuple[str, ...]:
+    """What the user must know about the choice for single layers: no table, and what holds for the others."""
+    missing = (f"{tuned.problem} Until then {tuned.untuned.backend} serves every layer.",) if tuned.problem else ()
+    return (*decision.warnings, *missing, *tuned.untuned.warnings)
 
 
 def _use_record(facts: HostFacts, stale: str, scheduler: Any) -> None:

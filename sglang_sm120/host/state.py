@@ -7,6 +7,8 @@ import logging
 from sglang_sm120.backends.record import Backend, HostFacts
 from sglang_sm120.dispatch import Decision
 from sglang_sm120.errors import UnsupportedError
+from sglang_sm120.host.tuning import Tuning
+from sglang_sm120.sgl_kernel_ops.choice import stand_in
 
 logger = logging.getLogger("sglang_sm120")
 
@@ -17,6 +19,9 @@ class ServingState:
     ``decision`` is ``None`` until SGLang initialises its FP4 configuration; the seams then behave as if the
     package were not installed. ``quantizer`` names the backend of ours that quantizes activations for a foreign GEMM
     where FlashInfer's quantizer cannot, ``quantizer_rejected`` whether ``probe`` found that one wrong here.
+    ``operators`` names the backend of ours that implements SGLang's own NVFP4 operators; it is decided here and not per
+    call, because ``torch.compile`` may trace the callers. ``tuning`` is what ``sm120_tuned`` goes by, ``None`` under
+    any other value.
     """
 
     def __init__(self) -> None:
@@ -24,17 +29,25 @@ class ServingState:
         self.facts: HostFacts | None = None
         self.backend: Backend | None = None
         self.refusal: UnsupportedError | None = None
+        self.tuning: Tuning | None = None
         self.quantizer_rejected = False
         self.quantizer = "torch_reference"
         self.dummy_weights = False
+        self.operators: str | None = None
         self._warned: set[str] = set()
 
-    def decide(self, decision: Decision, facts: HostFacts, backend: Backend | None) -> None:
+    def decide(
+        self, decision: Decision, facts: HostFacts, backend: Backend | None, tuning: Tuning | None = None
+    ) -> None:
         self.decision, self.facts, self.backend, self.refusal = decision, facts, backend, None
+        self.tuning = tuning
+        self.operators = stand_in(decision, facts)
 
     def refuse(self, refusal: UnsupportedError, facts: HostFacts) -> None:
         """Keep a refusal for the first NVFP4 layer; a model without one is none of our business."""
         self.decision, self.facts, self.backend, self.refusal = None, facts, None, refusal
+        self.tuning = None
+        self.operators = None
 
     @property
     def chosen(self) -> str | None:
@@ -56,6 +69,11 @@ class ServingState:
         if self.quantizer_rejected or (self.backend is not None and self.backend.quantizes_itself):
             return True
         return self.facts is not None and (self.facts.capability is None or self.facts.capability < (10, 0))
+
+    @property
+    def quantizer_of_ours(self) -> str | None:
+        """The backend of ours that quantizes for FlashInfer's kernels, ``None`` where FlashInfer's quantizer does."""
+        return self.quantizing_backend if self.replaces_quantizer else None
 
     @property
     def repacks_weights(self) -> bool:

@@ -14,7 +14,7 @@ from sglang_sm120.probing.plan import plan_for
 from sglang_sm120.probing.record import FAILED, Outcome
 
 #: What a child can call; SGLang's own kernels live in a server only.
-PROBEABLE = tuple(b.value for b in BACKENDS.values() if b.implementation is not None or b.flashinfer_name is not None)
+PROBEABLE = tuple(b.value for b in BACKENDS.values() if b.can_be_added and not b.per_call)
 WHAT_CAN_BE_PROBED = f"name one of {', '.join(PROBEABLE)}; SGLang's own kernels can be called by a server only"
 
 

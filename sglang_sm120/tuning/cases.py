@@ -43,7 +43,7 @@ def shapes_of_model(model: str, tp: int) -> list[Shape]:
     found: dict[tuple[int, int], list[str]] = {}
     for use in (*step(read, quantization, setup), *draft_step(read, quantization, setup)):
         if use.format == "nvfp4" and not use.gemm.is_expert:
-            names = found.setdefault((_padded(use.n), _padded(use.k)), [])
+            names = found.setdefault((padded(use.n), padded(use.k)), [])
             if use.gemm.name not in names:
                 names.append(use.gemm.name)
     if not found:
@@ -82,5 +82,6 @@ def read_rows(text: str) -> tuple[int, ...]:
     return tuple(sorted(values))
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
+    """Return N or K as it is measured: as SGLang pads it for FlashInfer (ModelOpt)."""
     return -(-size // _PADDING) * _PADDING

@@ -101,7 +101,7 @@ def read(path: Path) -> Results:
     identity = Identity.from_json(fields.object("identity"))
     entries: dict[Key, Entry] = {}
     for item in fields.objects("entries"):
-        entry = _entry(item)
+        entry = read_entry(item)
         if entry.key in entries:
             item.fail(f"repeats the case {entry.key}")
         entries[entry.key] = entry
@@ -118,7 +118,8 @@ def find(facts: HostFacts) -> tuple[Results | None, str]:
     return found, f"Earlier results are not used: {problem} They are measured anew." if problem else ""
 
 
-def _entry(fields: Fields) -> Entry:
+def read_entry(fields: Fields) -> Entry:
+    """Read one measured case strictly; raises :class:`RecordError` on anything unexpected."""
     timings = fields.object("timings")
     found = {}
     for value in timings.names():
