@@ -18,7 +18,9 @@ import torch
 
 from sglang_sm120 import layout
 from sglang_sm120.backends import BACKENDS
+from sglang_sm120.backends.moe_table import MOE_RUNNERS
 from sglang_sm120.errors import ConfigError, bad_value
+from sglang_sm120.reference import ExpertWeights
 
 _LIBRARY = torch.library.Library("sglang_sm120", "DEF")
 _LIBRARY.define(
@@ -30,6 +32,12 @@ _LIBRARY.define(
     "ScalarType out_dtype, str backend) -> Tensor"
 )
 _LIBRARY.define("nvfp4_quantize(Tensor x, Tensor global_scale, bool swizzled, str backend) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "nvfp4_moe(Tensor hidden, Tensor topk_ids, Tensor topk_weights, "
+    "Tensor w13, Tensor w13_scale, Tensor w13_alpha, Tensor w13_input_scale, "
+    "Tensor w2, Tensor w2_scale, Tensor w2_alpha, Tensor w2_input_scale, "
+    "str activation, bool gate_first, int first_expert, str backend) -> Tensor"
+)
 
 
 @cache
@@ -46,6 +54,20 @@ def implementation(backend: str) -> ModuleType:
     return import_module(record.implementation)
 
 
+@cache
+def moe_implementation(backend: str) -> ModuleType:
+    """Import the module that implements a MoE runner of ours.
+
+    Raises:
+        ConfigError: ``backend`` is not one of ours.
+    """
+    record = MOE_RUNNERS.get(backend)
+    if record is None or record.implementation is None:
+        ours = ", ".join(b.value for b in MOE_RUNNERS.values() if b.implementation)
+        raise ConfigError(bad_value("backend", backend, f"this operator implements {ours}"))
+    return import_module(record.implementation)
+
+
 def start(backend: str, device: torch.device) -> None:
     """Let a backend of ours load what its first call would load; its module may have a function ``start(device)``.
 
@@ -53,7 +75,16 @@ def start(backend: str, device: torch.device) -> None:
         ConfigError: ``backend`` is not one of ours.
         UnsupportedError: what it needs is missing on this machine.
     """
-    load: Callable[[torch.device], None] | None = getattr(implementation(backend), "start", None)
+    _start(implementation(backend), device)
+
+
+def start_moe(backend: str, device: torch.device) -> None:
+    """:func:`start` for a MoE runner of ours."""
+    _start(moe_implementation(backend), device)
+
+
+def _start(module: ModuleType, device: torch.device) -> None:
+    load: Callable[[torch.device], None] | None = getattr(module, "start", None)
     if load is not None:
         load(device)
 
@@ -92,9 +123,40 @@ def _quantize(
     return out
 
 
+def _moe(
+    hidden: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w13_alpha: torch.Tensor,
+    w13_input_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    w2_alpha: torch.Tensor,
+    w2_input_scale: torch.Tensor,
+    activation: str,
+    gate_first: bool,
+    first_expert: int,
+    backend: str,
+) -> torch.Tensor:
+    out: torch.Tensor = moe_implementation(backend).moe(
+        hidden,
+        topk_ids,
+        topk_weights,
+        ExpertWeights(w13, w13_scale, w13_alpha, w13_input_scale),
+        ExpertWeights(w2, w2_scale, w2_alpha, w2_input_scale),
+        activation,
+        gate_first,
+        first_expert,
+    )
+    return out
+
+
 _LIBRARY.impl("nvfp4_linear", _linear, "CompositeExplicitAutograd")
 _LIBRARY.impl("nvfp4_gemm", _gemm, "CompositeExplicitAutograd")
 _LIBRARY.impl("nvfp4_quantize", _quantize, "CompositeExplicitAutograd")
+_LIBRARY.impl("nvfp4_moe", _moe, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("sglang_sm120::nvfp4_linear")
@@ -134,7 +196,13 @@ def _quantize_fake(
     return packed, x.new_empty((rows, blocks), dtype=torch.uint8)
 
 
+@torch.library.register_fake("sglang_sm120::nvfp4_moe")
+def _moe_fake(hidden: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
+
+
 # The overloads themselves: calling torch.ops.<namespace>.<name> would pick the overload again on every call.
 nvfp4_linear: Callable[..., torch.Tensor] = torch.ops.sglang_sm120.nvfp4_linear.default
 nvfp4_gemm: Callable[..., torch.Tensor] = torch.ops.sglang_sm120.nvfp4_gemm.default
 nvfp4_quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.sglang_sm120.nvfp4_quantize.default
+nvfp4_moe: Callable[..., torch.Tensor] = torch.ops.sglang_sm120.nvfp4_moe.default

@@ -152,6 +152,37 @@ def _sm10x_only(value: str, since: str, summary: str, why: str, source: Source) 
     )
 
 
+_SM120_DENSE = BACKENDS["sm120"]
+_OURS_SHOWN_BY: dict[Capability, Source] = {
+    **{row.capability: row.source for row in _SM120_DENSE.rows},
+    (9, 0): Source("test", "tests/kernels/gpu/test_gpu_moe.py"),
+}
+_SM120 = Backend(
+    value="sm120",
+    enum_name="SM120",
+    provider="sglang_sm120",
+    summary="CUDA kernels of this package, meant for few tokens; not measured on SM12x, so nothing recommends them yet",
+    rows=tuple(
+        CapabilityRow(row.capability, _OURS_SHOWN_BY[row.capability], requires=row.requires)
+        for row in _SM120_DENSE.rows
+    ),
+    faults=_SM120_DENSE.faults,
+    needs_probe=True,
+    implementation="sglang_sm120.native_moe",
+)
+
+_TORCH_REFERENCE = Backend(
+    value="torch_reference",
+    enum_name="TORCH_REFERENCE",
+    provider="sglang_sm120",
+    summary="The oracle in torch, exact and very slow, without CUDA graphs; any device, CPU included",
+    any_device=True,
+    rows=tuple(
+        CapabilityRow(capability, Source("test", "tests/host/test_moe_layers.py")) for capability in CAPABILITIES
+    ),
+    implementation="sglang_sm120.backends.torch_reference",
+)
+
 _NO_CUBINS = "its kernels are binaries for capability 10.x only, and the first forward finds none"
 
 #: Every runner that the package knows for NVFP4 experts, in the order in which they are shown.
@@ -191,9 +222,14 @@ MOE_RUNNERS: Mapping[str, Backend] = MappingProxyType(
                 "SGLang admits it on capability 10.x only",
                 _code("sglang 0.5.23 srt/arg_groups/moe_hook.py (handle_a2a_moe)"),
             ),
+            _SM120,
+            _TORCH_REFERENCE,
         )
     }
 )
+
+#: Values of ours, which every SGLang gets from us.
+OUR_RUNNERS: tuple[str, ...] = tuple(value for value, record in MOE_RUNNERS.items() if record.implementation)
 
 _MODELOPT: tuple[Quantization, ...] = ("modelopt_fp4", "modelopt_mixed", "fp8")
 _MARLIN_VALUES = ("marlin", "experimental_sgl_marlin", "lora_marlin")
@@ -206,6 +242,24 @@ _OTHERS_RAISE = (
 
 #: What SGLang runs for a value. A kind that no route names is none of this package's business.
 ROUTES: tuple[Route, ...] = (
+    *(
+        Route(
+            ("modelopt_fp4", "modelopt_mixed", "compressed-tensors"),
+            (runner,),
+            "",
+            runner,
+            Source("test", "tests/host/test_moe_layers.py"),
+        )
+        for runner in OUR_RUNNERS
+    ),
+    Route(
+        ("fp8",),
+        OUR_RUNNERS,
+        "",
+        None,
+        _code("sglang 0.5.23 srt/arg_groups/moe_hook.py (handle_moe_kernel_config)"),
+        "they need weights as flashinfer_cutlass keeps them, which SGLang refuses with this quantization",
+    ),
     *(
         Route(_MODELOPT, (runner,), "", runner, _code(f"sglang 0.5.23 {_METHOD}"))
         for runner in (

@@ -11,6 +11,7 @@ import torch
 from sglang_sm120 import reference
 from sglang_sm120.formats import round_float64
 from sglang_sm120.layout import ScaleLayout
+from sglang_sm120.reference import Activation, ExpertWeights
 
 
 def linear(
@@ -63,3 +64,32 @@ def quantize(x: torch.Tensor, global_scale: torch.Tensor, swizzled: bool) -> tup
     """Quantize [M, K] to packed e2m1 and its block scales, by the oracle's exact rule."""
     layout = ScaleLayout.SWIZZLE_128X4 if swizzled else ScaleLayout.LINEAR
     return reference.quantize(x, global_scale, layout)
+
+
+def moe(
+    hidden: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w13: ExpertWeights,
+    w2: ExpertWeights,
+    activation: Activation,
+    gate_first: bool,
+    first_expert: int,
+) -> torch.Tensor:
+    """Run the experts by :func:`sglang_sm120.reference.moe`. The host waits for the GPU: no CUDA graph can hold this.
+
+    Args:
+        hidden: bf16/fp16 [M, H].
+        topk_ids: int32 [M, top_k], numbers of all experts, of which this process holds those from ``first_expert``.
+        topk_weights: float32 [M, top_k].
+        w13: first weights, their scales in ``w13.layout``.
+        w2: second weights.
+        activation: ``silu`` or ``relu2``.
+        gate_first: for ``silu``, whether the gate is the first half of w13's rows.
+        first_expert: number of the first expert held here.
+
+    Returns:
+        [M, H] in the dtype of ``hidden``.
+    """
+    order = gate_first if activation == "silu" else None
+    return reference.moe(hidden, topk_ids - first_expert, topk_weights, w13, w2, activation, order)

@@ -11,6 +11,8 @@ from typing import Literal
 
 from packaging.version import Version
 
+from sglang_sm120.backends.moe_record import Quantization
+
 QUANTIZATION = "sglang.srt.layers.quantization"
 FP4_UTILS = f"{QUANTIZATION}.fp4_utils"
 MODELOPT = f"{QUANTIZATION}.modelopt_quant"
@@ -21,6 +23,8 @@ CT_W4A4_MOE = f"{SCHEMES}.compressed_tensors_w4a4_nvfp4_moe"
 UNQUANTIZED = f"{QUANTIZATION}.unquant"
 MOE_UTILS = "sglang.srt.layers.moe.utils"
 OVERRIDES = "sglang.srt.arg_groups.overrides"
+CUTLASS_MOE = "sglang.srt.layers.moe.cutlass_moe"
+JIT_OPERATORS = "sglang.jit_kernel.nvfp4"
 
 
 @dataclass(frozen=True)
@@ -102,5 +106,55 @@ CONVENTIONS: tuple[Convention, ...] = (
         weight_global="weight_global_scale",
         input_global=None,
         since=Version("0.5.22"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ExpertConvention:
+    """One class of SGLang that owns NVFP4 experts.
+
+    Attributes:
+        label: for the names of its seams.
+        quantization: how it stores them.
+        module, cls, apply: where it is, its name, and that of its forward method.
+        signature: arguments of its constructor.
+        w13_scale, w2_scale: attributes of the layer with the swizzled block scales, after SGLang's preparation.
+        row_multiple: rows of a gated w13 must be a multiple of this, or SGLang's preparation fails.
+    """
+
+    label: str
+    quantization: Quantization
+    module: str
+    cls: str
+    apply: str
+    signature: tuple[str, ...]
+    w13_scale: str
+    w2_scale: str
+    row_multiple: int
+
+
+EXPERT_CONVENTIONS: tuple[ExpertConvention, ...] = (
+    ExpertConvention(
+        label="ModelOpt",
+        quantization="modelopt_fp4",
+        module=MODELOPT,
+        cls="ModelOptNvFp4FusedMoEMethod",
+        apply="apply",
+        w13_scale="w13_blockscale_swizzled",
+        w2_scale="w2_blockscale_swizzled",
+        row_multiple=128,
+        signature=("self", "quant_config"),
+    ),
+    ExpertConvention(
+        label="compressed-tensors",
+        quantization="compressed-tensors",
+        module=CT_W4A4_MOE,
+        cls="CompressedTensorsW4A4Nvfp4MoE",
+        apply="apply_weights",
+        w13_scale="w13_weight_scale",
+        w2_scale="w2_weight_scale",
+        row_multiple=1,
+        signature=("self",),
     ),
 )

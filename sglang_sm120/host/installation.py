@@ -12,10 +12,12 @@ from packaging.version import InvalidVersion, Version
 
 from sglang_sm120 import __version__, env
 from sglang_sm120.backends import BACKENDS
+from sglang_sm120.backends.moe_table import MOE_RUNNERS
 from sglang_sm120.host.nvml import compute_capabilities
 
 ENTRY_POINT_NAME = "sm120"
 FLAG = "--fp4-gemm-backend"
+MOE_FLAGS = ("--moe-runner-backend", "--speculative-moe-runner-backend")
 
 
 def sglang_version(root: Path) -> Version | None:
@@ -56,27 +58,33 @@ def excluded_by_whitelist() -> bool:
 
 
 def asked_value() -> str | None:
-    """The backend that the command line or our variable asks for, ``None`` if neither names one.
-
-    SGLang has not parsed its arguments yet, so the words of the command line are read as they are.
-    """
-    words = sys.argv[1:]
-    asked = env.fp4_gemm_backend()
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        if word == FLAG:
-            asked = following
-        elif word.startswith(FLAG + "="):
-            asked = word.split("=", 1)[1]
-    return asked  # of several flags argparse takes the last
+    """The backend that the command line or our variable asks for, ``None`` if neither names one."""
+    return _argument(FLAG) or env.fp4_gemm_backend()
 
 
 def named() -> str | None:
     """Why this process depends on the package: it names a value that only the package provides. Else ``None``."""
-    value = asked_value()
-    record = BACKENDS.get(value) if value is not None else None
-    if record is not None and record.native_since is None:
-        return f"{FLAG} {value} is provided by it"
+    asked = {FLAG: (asked_value(), BACKENDS), **{flag: (_argument(flag), MOE_RUNNERS) for flag in MOE_FLAGS}}
+    for flag, (value, table) in asked.items():
+        record = table.get(value) if value is not None else None
+        if record is not None and record.native_since is None:
+            return f"{flag} {value} is provided by it"
     return None
+
+
+def _argument(flag: str) -> str | None:
+    """What follows ``flag`` on the command line, ``None`` if it is not there.
+
+    SGLang has not parsed its arguments yet, so the words are read as they are.
+    """
+    words = sys.argv[1:]
+    found = None
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        if word == flag:
+            found = following
+        elif word.startswith(flag + "="):
+            found = word.split("=", 1)[1]
+    return found  # of several flags argparse takes the last
 
 
 def automatic(release: Version | None) -> str | None:

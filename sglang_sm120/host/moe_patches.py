@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from sglang_sm120.backends.moe_record import Quantization
-from sglang_sm120.host import moe_resolution
+from sglang_sm120.host import moe_choice, moe_layers, moe_resolution
+from sglang_sm120.host.conventions import ExpertConvention
 from sglang_sm120.host.patching import Patcher, mark
 
 
@@ -42,6 +47,41 @@ def note_runners(module: ModuleType, patcher: Patcher) -> None:
     )
 
 
+def follow_draft(module: ModuleType, patcher: Patcher) -> None:
+    """Know when the layers that are made belong to a draft model."""
+    original = module.speculative_moe_backend_context
+
+    @contextmanager
+    def speculative_moe_backend_context() -> Iterator[None]:
+        runners = moe_choice.RUNNERS
+        with original():
+            before, runners.making_draft = runners.making_draft, True
+            try:
+                yield
+            finally:
+                runners.making_draft = before
+
+    patcher.set_everywhere(
+        module,
+        "speculative_moe_backend_context",
+        original,
+        mark("moe draft", speculative_moe_backend_context, original),
+    )
+
+
+def take_values(module: ModuleType, patcher: Patcher) -> None:
+    """Replace a runner of ours in the arguments of a SGLang that has no rules for it (up to 0.5.14)."""
+    cls = module.ServerArgs
+    original = cls._handle_moe_kernel_config
+
+    def _handle_moe_kernel_config(self: Any) -> None:
+        for name, value in moe_resolution.take_own_runners(self).items():
+            setattr(self, name, value)
+        original(self)
+
+    patcher.set(cls, "_handle_moe_kernel_config", mark("moe value", _handle_moe_kernel_config, original))
+
+
 def guard_layers(module: ModuleType, patcher: Patcher, *, cls: str, quantization: Quantization, seam: str) -> None:
     """Judge the runner whenever an expert layer of this class is made.
 
@@ -58,6 +98,68 @@ def guard_layers(module: ModuleType, patcher: Patcher, *, cls: str, quantization
         original(self, *args, **kwargs)
 
     patcher.set(owner, "__init__", mark(seam, __init__, original))
+
+
+def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConvention, seam: str) -> None:
+    """Judge the runner of NVFP4 experts, and serve them where it is ours.
+
+    Subclasses are left alone, as above; under a runner of ours they run its stand-in.
+    """
+    owner = getattr(module, convention.cls)
+    init, create, set_runner = owner.__init__, owner.create_weights, owner.create_moe_runner
+    process, apply = owner.process_weights_after_loading, getattr(owner, convention.apply)
+    create_signature = inspect.signature(create)
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        own = moe_choice.RUNNERS.own
+        if type(self) is not owner:
+            if own is not None:
+                moe_resolution.warn_of_subclass(own, type(self))
+            init(self, *args, **kwargs)
+            return
+        from sglang.srt.layers.moe.utils import get_moe_runner_backend
+
+        moe_resolution.check_layer(own or get_moe_runner_backend().value, convention.quantization)
+        if own is None:
+            init(self, *args, **kwargs)
+            return
+        with moe_layers.as_on_blackwell(module):
+            init(self, *args, **kwargs)
+        self.sm120_experts = moe_layers.Experts(own, convention)
+
+    def create_weights(self: Any, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if hasattr(self, "sm120_experts"):
+            given = create_signature.bind(self, layer, *args, **kwargs).arguments
+            inner = given["intermediate_size_per_partition"]
+            moe_layers.check_sizes(layer, self.sm120_experts, given["hidden_size"], inner)
+        create(self, layer, *args, **kwargs)
+
+    def create_moe_runner(self: Any, layer: torch.nn.Module, moe_runner_config: Any) -> None:
+        set_runner(self, layer, moe_runner_config)
+        if hasattr(self, "sm120_experts"):
+            moe_layers.check_config(self, layer, moe_runner_config, self.sm120_experts)
+
+    def process_weights_after_loading(self: Any, layer: Any) -> None:
+        process(self, layer)
+        if hasattr(self, "sm120_experts"):
+            moe_layers.make_ready(layer, self.sm120_experts)
+
+    def forward(self: Any, layer: Any, dispatch_output: Any) -> Any:
+        experts = getattr(self, "sm120_experts", None)
+        if experts is None or not experts.takes(dispatch_output.hidden_states.shape[0]):
+            return apply(self, layer, dispatch_output)
+        from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
+
+        return StandardCombineInput(hidden_states=moe_layers.forward(layer, experts, dispatch_output))
+
+    for name, replacement, original in (
+        ("__init__", __init__, init),
+        ("create_weights", create_weights, create),
+        ("create_moe_runner", create_moe_runner, set_runner),
+        ("process_weights_after_loading", process_weights_after_loading, process),
+        (convention.apply, forward, apply),
+    ):
+        patcher.set(owner, name, mark(seam, replacement, original))
 
 
 def _extend_rule(

@@ -9,7 +9,6 @@ runner that cannot serve them is refused.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 from sglang_sm120 import env
@@ -24,12 +23,13 @@ from sglang_sm120.backends.moe_verdict import (
 from sglang_sm120.backends.record import HostFacts, Verdict
 from sglang_sm120.device import installed_versions
 from sglang_sm120.errors import UnsupportedError, bad_value
+from sglang_sm120.host import installer, moe_choice
+from sglang_sm120.host.moe_choice import DRAFT_RUNNER, RUNNER
 from sglang_sm120.host.nvml import compute_capabilities
 from sglang_sm120.host.state import STATE
 
 logger = logging.getLogger("sglang_sm120")
 
-RUNNER, DRAFT_RUNNER = "moe_runner_backend", "speculative_moe_runner_backend"
 FLAG, DRAFT_FLAG = "--moe-runner-backend", "--speculative-moe-runner-backend"
 
 #: Any of these in a model's configuration makes it a MoE model for SGLang (Scheduler.init_moe_gemm_config).
@@ -40,18 +40,6 @@ _EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "mo
 _MODELOPT_KINDS = tuple(kind for kind in NVFP4_QUANTIZATIONS if kind != "compressed-tensors")
 
 
-@dataclass
-class Runners:
-    """What the scheduler of this process starts with; written once, before its model is made."""
-
-    target: str | None = None
-    draft: str | None = None
-    quantization: Quantization | None = None
-
-
-RUNNERS = Runners()
-
-
 def choose_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
     """Let ``auto`` end in a runner that works, where what SGLang makes of it does not.
 
@@ -60,9 +48,10 @@ def choose_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
         declared: what SGLang's own rule decided.
 
     Returns:
-        ``declared``, with our choice in it where it replaces ``auto``. A value that was named, by the user or for the
-        model by SGLang, is never changed.
+        ``declared``, with our choice in it where it replaces ``auto``, and with the stand-in of a runner of ours. Any
+        other value that was named, by the user or for the model by SGLang, is never changed.
     """
+    declared = {**take_own_runners(view), **declared}
     if declared.get(RUNNER, getattr(view, RUNNER)) != AUTO or not env.take_auto():
         return declared
     facts = facts_of_arguments(view)
@@ -86,6 +75,8 @@ def choose_draft_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
     Its experts are stored like the target's or, usually, unquantized; the runner must not be known to fail for either.
     """
     inherited = declared.get(DRAFT_RUNNER)
+    if moe_choice.named()[1]:
+        return declared  # it inherits a runner of ours, or its stand-in
     if inherited in (None, AUTO) or view.speculative_algorithm is None or not env.take_auto():
         return declared
     facts = facts_of_arguments(view)
@@ -103,10 +94,28 @@ def choose_draft_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
     return {**declared, DRAFT_RUNNER: taken}
 
 
+def take_own_runners(arguments: Any) -> dict[str, str]:
+    """Return the fields of SGLang's arguments that replace runners of ours, and remember those.
+
+    Args:
+        arguments: SGLang's arguments, or its view of them.
+    """
+    target, draft = getattr(arguments, RUNNER), getattr(arguments, DRAFT_RUNNER)
+    quantization: str | None = None
+    if moe_choice.OUR_RUNNERS & {target, draft}:
+        quantization = arguments.quantization or model_config_of(arguments).quantization
+    return moe_choice.replace(target, draft, quantization)
+
+
 def note_runners(target: str, draft: str, model_config: Any | None) -> None:
-    """Remember what the scheduler starts with, for messages."""
-    RUNNERS.target, RUNNERS.draft = target, draft
-    RUNNERS.quantization = quantization_of(model_config) if model_config is not None else None
+    """Remember what the scheduler starts with.
+
+    Raises:
+        SeamError: a runner of ours was named and a seam that it needs is not in place.
+    """
+    moe_choice.note(target, draft, quantization_of(model_config) if model_config is not None else None)
+    if moe_choice.RUNNERS.own_target or moe_choice.RUNNERS.own_draft:
+        installer.require_live()
 
 
 def check_layer(value: str, quantization: Quantization) -> None:
@@ -120,10 +129,11 @@ def check_layer(value: str, quantization: Quantization) -> None:
         UnsupportedError: the runner cannot serve it here, and ``SGLANG_SM120_ALLOW_UNSAFE`` is off.
     """
     facts = STATE.facts
-    if facts is None or not is_ours_to_judge(facts) or (value == AUTO and not env.take_auto()):
+    if facts is None or (value == AUTO and not env.take_auto()):
         return
-    if quantization == "modelopt_fp4" and RUNNERS.quantization in _MODELOPT_KINDS:
-        quantization = RUNNERS.quantization  # one class of SGLang serves all of ModelOpt's kinds
+    if value not in moe_choice.OUR_RUNNERS and not is_ours_to_judge(facts):
+        return
+    quantization = kind_of(quantization)
     judged = moe_verdict(value, quantization, facts)
     if judged is None:
         return
@@ -137,9 +147,23 @@ def check_layer(value: str, quantization: Quantization) -> None:
     STATE.warn_once(text, text)
 
 
+def warn_of_subclass(own: str, cls: type) -> None:
+    """Say once that a class of SGLang is served by the stand-in of a runner of ours."""
+    text = f"{FLAG} {own} does not serve the experts of {cls.__name__}; flashinfer_cutlass does, as SGLang has it."
+    STATE.warn_once(text, text)
+
+
+def kind_of(quantization: Quantization) -> Quantization:
+    """Return how a layer stores its experts, given what its class is for."""
+    if quantization == "modelopt_fp4" and moe_choice.RUNNERS.quantization in _MODELOPT_KINDS:
+        return moe_choice.RUNNERS.quantization  # one class of SGLang serves all of ModelOpt's kinds
+    return quantization
+
+
 def refusal(judged: Verdict, quantization: Quantization, facts: HostFacts) -> str:
     """Word a refusal: argument, value, reason, and what to do instead."""
-    flag = DRAFT_FLAG if judged.backend == RUNNERS.draft != RUNNERS.target else FLAG
+    target, draft = moe_choice.RUNNERS.target_as_named, moe_choice.RUNNERS.draft_as_named
+    flag = DRAFT_FLAG if judged.backend == draft != target else FLAG
     steps = [judged.remedy] if judged.remedy else []
     instead = _alternative(judged.backend, quantization, facts)
     if instead is not None:

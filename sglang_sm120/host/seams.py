@@ -18,13 +18,16 @@ from packaging.version import Version
 from sglang_sm120.host.conventions import (
     CONVENTIONS,
     CT_W4A4,
-    CT_W4A4_MOE,
+    CUTLASS_MOE,
+    EXPERT_CONVENTIONS,
     FP4_UTILS,
+    JIT_OPERATORS,
     MODELOPT,
     MOE_UTILS,
     OVERRIDES,
     UNQUANTIZED,
     Convention,
+    ExpertConvention,
 )
 from sglang_sm120.host.patching import Patcher
 from sglang_sm120.host.source_probe import ModuleSource, argument_names, calls, enum_values
@@ -47,6 +50,9 @@ class Seam:
             because these modules need torch, which a process that only parses arguments does not.
         options: keyword arguments of the patch.
         since: first release with this code (``None``: every supported one).
+        until: first release without it (``None``: every supported one has it).
+        on_demand: SGLang imports the module when it first needs it, if ever. A server starts before that; the patch
+            is armed and runs with the import.
     """
 
     name: str
@@ -55,10 +61,13 @@ class Seam:
     patch: str
     options: Mapping[str, Any] = field(default_factory=dict)
     since: Version | None = None
+    until: Version | None = None
+    on_demand: bool = False
 
     def exists_in(self, sglang: Version) -> bool:
         """Whether release ``sglang`` has this code."""
-        return self.since is None or Version(sglang.base_version) >= self.since
+        release = Version(sglang.base_version)
+        return (self.since is None or release >= self.since) and (self.until is None or release < self.until)
 
     def apply(self, module: ModuleType, patcher: Patcher) -> None:
         """Patch ``module``, recording every change in ``patcher``."""
@@ -133,6 +142,17 @@ def _check_gemm(source: ModuleSource) -> str | None:
     return None
 
 
+def _passes(function: str, name: str, *counts: int) -> Check:
+    """``function`` calls ``name``, every time with that many positional arguments."""
+
+    def check(source: ModuleSource) -> str | None:
+        body = source.function(function)
+        found = {len(call.args) for call in calls(body, name)} if body is not None else set()
+        return None if found and found <= set(counts) else f"{function} does not call {name} as it used to"
+
+    return check
+
+
 def _check_quantizer(cls: str, method: str) -> Check:
     def check(source: ModuleSource) -> str | None:
         function = source.function(method, cls)
@@ -181,14 +201,82 @@ def _admission_seam(label: str, module: str, cls: str) -> Seam:
     )
 
 
-def _expert_seam(label: str, module: str, cls: str, quantization: str, *signatures: list[str]) -> Seam:
-    name = f"moe layer ({label})"
+def _calls_one_of(name: str, called: tuple[str, ...], *, cls: str) -> Check:
+    def check(source: ModuleSource) -> str | None:
+        function = source.function(name, cls)
+        if function is not None and any(calls(function, other) for other in called):
+            return None
+        return f"{cls}.{name} calls none of {', '.join(called)}"
+
+    return check
+
+
+def _expert_seam(convention: ExpertConvention) -> Seam:
+    name, cls = f"moe layer ({convention.label})", convention.cls
     return Seam(
         name,
-        module,
-        _has_function("__init__", *signatures, cls=cls),
-        "moe_patches:guard_layers",
-        {"cls": cls, "quantization": quantization, "seam": name},
+        convention.module,
+        _all(
+            _has_function("__init__", list(convention.signature), cls=cls),
+            _calls_one_of("__init__", ("is_blackwell_supported", "get_platform"), cls=cls),
+            _takes(
+                "create_weights",
+                ["self", "layer"],
+                ["hidden_size", "intermediate_size_per_partition"],
+                cls=cls,
+            ),
+            _has_function("create_moe_runner", ["self", "layer", "moe_runner_config"], cls=cls),
+            _has_function("process_weights_after_loading", ["self", "layer"], cls=cls),
+            _has_function(convention.apply, ["self", "layer", "dispatch_output"], cls=cls),
+        ),
+        "moe_patches:serve_layers",
+        {"convention": convention, "seam": name},
+    )
+
+
+#: First release without operators of SGLang's own: FlashInfer does everything there.
+_OPERATORS_UNTIL = Version("0.5.16")
+_MASKED = ["input_tensor", "input_global_scale", "mask"]
+
+
+def _operator_seams() -> tuple[Seam, ...]:
+    """SGLang's own NVFP4 operators, at each name that its code calls."""
+    quantize, offsets = "scaled_fp4_experts_quant", ["expert_offsets", "blockscale_offsets", "topk", "expert_map"]
+    operands = ["a", "b", "block_scale_a", "block_scale_b", "alpha", "out_dtype"]
+    grouped = ["a_fp4", "b_fp4", "a_blockscale", "b_blockscale", "alphas", "out_dtype", "params"]
+    return (
+        Seam(
+            "operators (experts)",
+            CUTLASS_MOE,
+            # 0.5.9 passes the device too.
+            _all(_passes("cutlass_moe_fp4", "cutlass_fp4_group_mm", 7, 8), _passes("cutlass_moe_fp4", quantize, 5)),
+            "operators:route_experts",
+            until=_OPERATORS_UNTIL,
+            on_demand=True,
+        ),
+        Seam(
+            "operators (dense)",
+            MODELOPT,
+            _passes("fp4_gemm", "cutlass_fp4_gemm", 6),
+            "operators:route_dense",
+            until=_OPERATORS_UNTIL,
+        ),
+        Seam(
+            "operators (module)",
+            JIT_OPERATORS,
+            _all(
+                _has_function("scaled_fp4_quant", ["input", "input_global_scale"]),
+                _has_function(quantize, ["input_tensor", "input_global_scale", *offsets]),
+                _has_function("scaled_fp4_grouped_quant", _MASKED),
+                _has_function("silu_and_mul_scaled_fp4_grouped_quant", _MASKED),
+                _has_function("cutlass_scaled_fp4_mm", operands),
+                _has_function("cutlass_fp4_group_mm", grouped),
+            ),
+            "operators:route_module",
+            since=Version("0.5.10"),
+            until=_OPERATORS_UNTIL,
+            on_demand=True,
+        ),
     )
 
 
@@ -198,6 +286,12 @@ SEAMS: tuple[Seam, ...] = (
         "sglang.srt.server_args",
         _has_list("FP4_GEMM_RUNNER_BACKEND_CHOICES"),
         "patches_arguments:extend_choices",
+    ),
+    Seam(
+        "moe choices",
+        "sglang.srt.server_args",
+        _has_list("MOE_RUNNER_BACKEND_CHOICES"),
+        "patches_arguments:extend_moe_choices",
     ),
     Seam("enum", FP4_UTILS, _check_enum, "patches_arguments:extend_enum"),
     Seam("resolution", FP4_UTILS, _check_resolution, "patches_arguments:wrap_resolution"),
@@ -240,13 +334,21 @@ SEAMS: tuple[Seam, ...] = (
     _admission_seam("ModelOpt", MODELOPT, "ModelOptFp4Config"),
     _admission_seam("compressed-tensors", CT_W4A4, "CompressedTensorsW4A4Fp4"),
     *(seam for convention in CONVENTIONS for seam in _linear_seams(convention)),
-    # Up to 0.5.15 what SGLang makes of auto runs on SM12x, and these two rules do not exist before that.
+    *_operator_seams(),
+    Seam(
+        "moe value",
+        "sglang.srt.server_args",
+        _has_function("_handle_moe_kernel_config", ["self"], cls="ServerArgs"),
+        "moe_patches:take_values",
+        until=Version("0.5.15"),
+    ),
+    # Up to 0.5.15 what SGLang makes of auto runs on SM12x; these two rules do not exist before that release.
     Seam(
         "moe runner",
         OVERRIDES,
         _has_function("_moe_runner_backend_quant_constraints", ["view"]),
         "moe_patches:choose_runner",
-        since=Version("0.5.16"),
+        since=Version("0.5.15"),
     ),
     Seam(
         "moe draft runner",
@@ -265,14 +367,23 @@ SEAMS: tuple[Seam, ...] = (
         ),
         "moe_patches:note_runners",
     ),
-    _expert_seam("ModelOpt", MODELOPT, "ModelOptNvFp4FusedMoEMethod", "modelopt_fp4", ["self", "quant_config"]),
-    _expert_seam("compressed-tensors", CT_W4A4_MOE, "CompressedTensorsW4A4Nvfp4MoE", "compressed-tensors", ["self"]),
-    _expert_seam(
-        "unquantized",
+    Seam(
+        "moe draft",
+        MOE_UTILS,
+        _has_function("speculative_moe_backend_context", []),
+        "moe_patches:follow_draft",
+    ),
+    *(_expert_seam(convention) for convention in EXPERT_CONVENTIONS),
+    Seam(
+        "moe layer (unquantized)",
         UNQUANTIZED,
-        "UnquantizedFusedMoEMethod",
-        "unquantized",
-        ["self", "use_triton_kernels", "use_flashinfer_trtllm_moe"],
-        ["self", "use_triton_kernels", "use_flashinfer_trtllm_moe", "use_deep_gemm"],
+        _has_function(
+            "__init__",
+            ["self", "use_triton_kernels", "use_flashinfer_trtllm_moe"],
+            ["self", "use_triton_kernels", "use_flashinfer_trtllm_moe", "use_deep_gemm"],
+            cls="UnquantizedFusedMoEMethod",
+        ),
+        "moe_patches:guard_layers",
+        {"cls": "UnquantizedFusedMoEMethod", "quantization": "unquantized", "seam": "moe layer (unquantized)"},
     ),
 )

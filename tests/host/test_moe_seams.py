@@ -24,8 +24,8 @@ from sglang.srt.server_args import prepare_server_args
 
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import UnsupportedError
-from sglang_sm120.host import moe_resolution
-from sglang_sm120.host.moe_resolution import Runners
+from sglang_sm120.host import moe_choice, moe_resolution
+from sglang_sm120.host.moe_choice import Runners
 from sglang_sm120.host.state import STATE
 from tests.dispatch.machines import AMPERE, B200, B300, HOPPER, RTX, SPARK, machine
 from tests.support.moe_configs import QUANTIZATION_CONFIGS, write_moe_config
@@ -103,7 +103,9 @@ def test_on_other_cards_the_model_is_not_even_looked_at(
     """A configuration that we do not understand must not end a start that is none of our business."""
     monkeypatch.setattr(moe_resolution, "facts_of_arguments", lambda view: machine(card))
     monkeypatch.setattr(moe_resolution, "model_config_of", lambda view: pytest.fail("the model is looked at"))
-    view = SimpleNamespace(moe_runner_backend="auto", speculative_algorithm="EAGLE")
+    view = SimpleNamespace(
+        moe_runner_backend="auto", speculative_moe_runner_backend=None, speculative_algorithm="EAGLE"
+    )
     declared = {"speculative_moe_runner_backend": "flashinfer_trtllm"}
     assert rule(view, declared) == declared
 
@@ -169,7 +171,7 @@ class Layers:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, serving: Any) -> Layers:
-    monkeypatch.setattr(moe_resolution, "RUNNERS", Runners())
+    monkeypatch.setattr(moe_choice, "RUNNERS", Runners())
     return Layers(monkeypatch)
 
 
@@ -207,10 +209,10 @@ def test_compressed_tensors_runs_under_auto_and_modelopt_does_not(make: Layers) 
 
 def test_a_drafts_experts_are_judged_by_their_own_kind(make: Layers) -> None:
     """A ModelOpt draft of a compressed-tensors target: what runs for the target says nothing about it."""
-    moe_resolution.RUNNERS.quantization = "compressed-tensors"
+    moe_choice.RUNNERS.quantization = "compressed-tensors"
     with pytest.raises(UnsupportedError, match="modelopt_fp4 experts.*flashinfer_trtllm"):
         make("ModelOpt", "auto", machine(RTX))
-    moe_resolution.RUNNERS.quantization = "nvfp4_weight_only"
+    moe_choice.RUNNERS.quantization = "nvfp4_weight_only"
     with pytest.raises(UnsupportedError, match="nvfp4_weight_only experts"):
         make("ModelOpt", "flashinfer_cutlass", machine(RTX))
 
@@ -267,7 +269,7 @@ def test_the_draft_model_is_refused_under_its_own_flag(make: Layers, monkeypatch
     monkeypatch.setattr(moe_utils, "get_spec", lambda: draft)
     monkeypatch.setattr(moe_utils, "get_model", lambda: SimpleNamespace(quantization=None))
     moe_utils.initialize_moe_config()
-    assert Runners("flashinfer_cutlass", "flashinfer_trtllm", None) == moe_resolution.RUNNERS
+    assert Runners("flashinfer_cutlass", "flashinfer_trtllm", None) == moe_choice.RUNNERS
     STATE.facts = machine(RTX)
     assert Layers.MAKERS["ModelOpt"]() is not None
     with moe_utils.speculative_moe_backend_context(), pytest.raises(UnsupportedError) as refused:

@@ -144,8 +144,8 @@ def check_expert_layers(found: dict[str, dict[str, str]], version: Version) -> N
 def absent_in(version: Version) -> set[str]:
     """Seams whose code a release does not have, by the release that brought it."""
     absent = set() if version >= Version("0.5.20") else {"pre-emption"}
-    absent |= set() if version >= Version("0.5.16") else {"moe runner", "moe draft runner"}
-    absent |= set() if version >= Version("0.5.15") else {"lm_head"}
+    absent |= set() if version >= Version("0.5.16") else {"moe draft runner"}
+    absent |= {"moe value"} if version >= Version("0.5.15") else {"lm_head", "moe runner"}
     for convention in CONVENTIONS:
         if convention.since is not None and Version(version.base_version) < convention.since:
             absent |= {f"weights ({convention.label})", f"apply ({convention.label})"}

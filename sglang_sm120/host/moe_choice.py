@@ -1,0 +1,106 @@
+"""A MoE runner of ours: taken from the arguments, carried to the scheduler, found again when a layer is made.
+
+SGLang asks its ``MoeRunnerBackend`` in dozens of places which runner it has, to lay out weights and to number experts.
+A new member would answer no to all of them, so there is none: the value that was named is replaced by the one whose
+weights our kernels read (the *stand-in*), and what was named is remembered here.
+
+The arguments are resolved in the process that was started, the layers are made in its children. An environment variable
+carries the names there: children inherit it, whatever SGLang does with its arguments on the way.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from dataclasses import dataclass
+
+from sglang_sm120.backends import moe_table
+from sglang_sm120.backends.moe_record import Quantization
+
+RUNNER, DRAFT_RUNNER = "moe_runner_backend", "speculative_moe_runner_backend"
+
+OUR_RUNNERS = frozenset(moe_table.OUR_RUNNERS)
+
+#: Not one of the user's variables (``env.py``): written and read by this module alone.
+CARRIER = "_SGLANG_SM120_MOE_RUNNERS"
+_STAND_INS = ("flashinfer_cutlass", "auto")
+
+
+@dataclass
+class Runners:
+    """What the scheduler of this process starts with; written before its model is made.
+
+    Attributes:
+        target, draft: SGLang's values for the target and for the draft model.
+        own_target, own_draft: values of ours that these stand for.
+        quantization: how the target stores its experts.
+        making_draft: whether SGLang is about to make the draft model.
+    """
+
+    target: str | None = None
+    draft: str | None = None
+    quantization: Quantization | None = None
+    own_target: str | None = None
+    own_draft: str | None = None
+    making_draft: bool = False
+
+    @property
+    def own(self) -> str | None:
+        """The runner of ours for the model that is being made."""
+        return self.own_draft if self.making_draft else self.own_target
+
+    @property
+    def target_as_named(self) -> str | None:
+        return self.own_target or self.target
+
+    @property
+    def draft_as_named(self) -> str | None:
+        return self.own_draft or self.draft
+
+
+RUNNERS = Runners()
+
+
+def stand_in(quantization: str | None) -> str:
+    """Return SGLang's value whose weights our runners read, for how the experts are stored.
+
+    The compressed-tensors scheme prepares the same weights whatever the value is, and SGLang refuses
+    ``flashinfer_cutlass`` with that quantization.
+    """
+    return "auto" if quantization == "compressed-tensors" else "flashinfer_cutlass"
+
+
+def replace(target: str, draft: str | None, quantization: str | None) -> dict[str, str]:
+    """Remember which runners of ours were named, and say what SGLang is to read instead.
+
+    Args:
+        target: value of ``--moe-runner-backend``.
+        draft: value of ``--speculative-moe-runner-backend``; ``None`` inherits the target's, ours included.
+        quantization: how the target stores its experts, ``None`` if unknown.
+
+    Returns:
+        Fields of SGLang's arguments with their new values; empty if nothing of ours was named.
+    """
+    own_target = target if target in OUR_RUNNERS else ""
+    own_draft = own_target if draft is None else draft if draft in OUR_RUNNERS else ""
+    if own_target or own_draft:
+        os.environ[CARRIER] = f"{own_target},{own_draft}"
+    elif multiprocessing.parent_process() is None:
+        os.environ.pop(CARRIER, None)  # of an engine that this process started before
+    fields = {RUNNER: own_target, DRAFT_RUNNER: draft if draft in OUR_RUNNERS else ""}
+    return {name: stand_in(quantization) for name, value in fields.items() if value}
+
+
+def named() -> tuple[str, str]:
+    """Return the runners of ours that target and draft were given, each empty if it was none."""
+    own_target, _, own_draft = os.environ.get(CARRIER, "").partition(",")
+    return own_target, own_draft
+
+
+def note(target: str, draft: str, quantization: Quantization | None) -> None:
+    """Remember what the scheduler starts with."""
+    own_target, own_draft = named()
+    RUNNERS.target, RUNNERS.draft, RUNNERS.quantization = target, draft, quantization
+    # SGLang overrides a runner for some models, and says so; what is not the stand-in is not ours any more.
+    RUNNERS.own_target = own_target if own_target and target in _STAND_INS else None
+    RUNNERS.own_draft = own_draft if own_draft and draft in _STAND_INS else None

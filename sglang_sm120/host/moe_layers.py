@@ -1,0 +1,195 @@
+"""Serve the NVFP4 experts of one SGLang layer with a runner of ours.
+
+SGLang prepares the weights as for the stand-in (``moe_choice.py``): that is the layout our kernels read, and a batch
+that is too large for them goes on to the kernels that the stand-in means. So nothing is held twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from sglang_sm120 import ops
+from sglang_sm120.backends.moe_verdict import moe_verdict
+from sglang_sm120.errors import UnsupportedError, bad_value
+from sglang_sm120.formats import BLOCK_SIZE
+from sglang_sm120.host import moe_choice
+from sglang_sm120.host.conventions import ExpertConvention
+from sglang_sm120.host.moe_resolution import DRAFT_FLAG, FLAG, kind_of
+from sglang_sm120.host.state import STATE
+from sglang_sm120.reference import Activation
+
+_CLAMPS = ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "swiglu_limit")
+
+
+@dataclass
+class Experts:
+    """What one expert method needs to know about its layer; kept as ``sm120_experts`` on the method.
+
+    Attributes:
+        runner: value of ours.
+        convention: names of the layer's tensors.
+        activation: ``silu`` or ``relu2``.
+        gate_first: order of the halves of w13, as the loader fills it.
+        most_tokens: larger batches go to SGLang's own method; ``None`` keeps every batch here.
+    """
+
+    runner: str
+    convention: ExpertConvention
+    activation: Activation = "silu"
+    gate_first: bool = True
+    most_tokens: int | None = None
+
+    def takes(self, tokens: int) -> bool:
+        """Whether a batch of so many tokens is served here."""
+        return self.most_tokens is None or tokens <= self.most_tokens
+
+
+@contextmanager
+def as_on_blackwell(module: ModuleType) -> Iterator[None]:
+    """Let a constructor of SGLang pass its question for Blackwell: the kernels that it asks for will not run."""
+    name = "get_platform" if hasattr(module, "get_platform") else "is_blackwell_supported"
+    original = getattr(module, name)
+    platform = SimpleNamespace(is_blackwell=True)
+    setattr(module, name, (lambda: platform) if name == "get_platform" else lambda: True)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def check_sizes(layer: Any, experts: Experts, hidden: int, inner: int) -> None:
+    """Refuse sizes that the kernels do not take, before memory for the weights is taken.
+
+    Args:
+        layer: the expert layer; it knows its tensor-parallel size.
+        experts: what serves it.
+        hidden: H.
+        inner: intermediate size of this rank.
+
+    Raises:
+        UnsupportedError: names the tensor-parallel size, and the nearest one that works.
+    """
+    if hidden % BLOCK_SIZE:
+        raise _refusal(experts, f"the hidden size {hidden} is no multiple of {BLOCK_SIZE}")
+    gated = layer.moe_runner_config.is_gated
+    multiple = max(BLOCK_SIZE, experts.convention.row_multiple // 2) if gated else BLOCK_SIZE
+    if inner % multiple == 0:
+        return
+    parts = layer.moe_tp_size
+    legal = [n for n in range(1, 2 * parts + 1) if inner * parts % n == 0 and inner * parts // n % multiple == 0]
+    nearest = min(legal, key=lambda n: (abs(n - parts), n), default=None)
+    advice = f"; the nearest size that works is {nearest}" if nearest is not None else "; no size works"
+    raise _refusal(
+        experts,
+        f"tensor parallelism over {parts} leaves {inner} of {inner * parts} intermediate columns, which is no "
+        f"multiple of {multiple}{advice}",
+    )
+
+
+def check_config(method: Any, layer: Any, config: Any, experts: Experts) -> None:
+    """Refuse what the kernels do not compute, and fill in what the forward needs.
+
+    Raises:
+        UnsupportedError: names the feature.
+    """
+    if config.activation not in ("silu", "relu2") or config.is_gated != (config.activation == "silu"):
+        shown = f"{config.activation!r} ({'with' if config.is_gated else 'without'} a gate)"
+        raise _refusal(experts, f"the kernels know silu with a gate and relu2 without, not {shown}")
+    clamp = next((name for name in _CLAMPS if getattr(config, name, None) is not None), None)
+    for wanted, what in (
+        (clamp is not None, f"this model's {clamp} clamps or shifts the activation"),
+        (config.apply_router_weight_on_input, "this model applies router weights to the input"),
+        (getattr(config, "no_combine", False), "the layer wants its experts' results apart"),
+        (not _standard_dispatch(), "tokens are exchanged between ranks (--moe-a2a-backend)"),
+        (_quantized_allgather(), "the input is gathered in FP4; add --disable-flashinfer-cutlass-moe-fp4-allgather"),
+    ):
+        if wanted:
+            raise _refusal(experts, what)
+    experts.activation = config.activation
+    # A property that looks at the runner in force, which is another one in the forward of a draft.
+    experts.gate_first = not getattr(method, "load_up_proj_weight_first", False)
+    experts.most_tokens = _crossover(experts)
+
+
+def make_ready(layer: Any, experts: Experts) -> None:
+    """Load the kernels after SGLang prepared the weights, which its first forward may capture in a graph."""
+    device = layer.w13_weight.device
+    ops.start_moe(experts.runner, device)
+    if device.type == "cuda":
+        # The kernels fetch weights before the work in front of them has ended, so what writes them must have ended.
+        torch.cuda.current_stream(device).synchronize()
+
+
+def forward(layer: Any, experts: Experts, dispatched: Any) -> torch.Tensor:
+    """Run the experts of this rank.
+
+    Args:
+        layer: SGLang's expert layer, prepared.
+        experts: what serves it.
+        dispatched: SGLang's standard dispatch output.
+
+    Returns:
+        [M, H] in the dtype of the hidden states.
+    """
+    topk = dispatched.topk_output
+    names = experts.convention
+    return ops.nvfp4_moe(
+        dispatched.hidden_states,
+        topk.topk_ids.to(torch.int32),
+        topk.topk_weights.to(torch.float32),
+        layer.w13_weight,
+        getattr(layer, names.w13_scale),
+        layer.g1_alphas,
+        layer.w13_input_scale_quant,
+        layer.w2_weight,
+        getattr(layer, names.w2_scale),
+        layer.g2_alphas,
+        layer.w2_input_scale_quant,
+        experts.activation,
+        experts.gate_first,
+        _first_expert(layer),
+        experts.runner,
+    )
+
+
+def _first_expert(layer: Any) -> int:
+    """Number of this rank's first expert in the ids that reach the layer.
+
+    For some runners SGLang's dispatcher turns ids into those of this rank and -1, for the others they stay global.
+    """
+    dispatcher = layer.dispatcher
+    mapped = getattr(dispatcher, "local_expert_mapping", None) is not None
+    if mapped and not getattr(dispatcher, "skip_local_expert_mapping", False):
+        return 0
+    return int(layer.moe_ep_rank * layer.num_local_experts)
+
+
+def _crossover(experts: Experts) -> int | None:
+    """Most tokens that ours serves where the stand-in's kernels run too."""
+    most: int | None = getattr(ops.moe_implementation(experts.runner), "MOST_TOKENS", None)
+    kind = kind_of(experts.convention.quantization)
+    other = moe_verdict(moe_choice.stand_in(kind), kind, STATE.facts) if STATE.facts is not None else None
+    return most if other is not None and other.status == "ok" else None
+
+
+def _standard_dispatch() -> bool:
+    from sglang.srt.layers.moe.utils import get_moe_a2a_backend
+
+    return bool(get_moe_a2a_backend().is_none())
+
+
+def _quantized_allgather() -> bool:
+    from sglang.srt.layers.moe import utils
+
+    return bool(utils.should_use_flashinfer_cutlass_moe_fp4_allgather())
+
+
+def _refusal(experts: Experts, why: str) -> UnsupportedError:
+    flag = DRAFT_FLAG if moe_choice.RUNNERS.making_draft else FLAG
+    return UnsupportedError(bad_value(flag, experts.runner, f"{why}. Or use {flag} auto"))
