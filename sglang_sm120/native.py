@@ -1,7 +1,8 @@
 """The backend ``sm120``: our CUDA kernels behind the interface of ``ops.py``.
 
-One call of :func:`linear` is two launches, the quantizer and the GEMM. Nothing waits for the GPU and nothing is
-allocated but results (the quantized activations among them), so CUDA graphs can capture it.
+One call of :func:`linear` is two launches, the quantizer and the GEMM, or for few tokens and little weight one that
+does both (``csrc/gemm/plan.h`` has the rule); the bits are the same. Nothing waits for the GPU and nothing is allocated
+but results (the quantized activations among them), so CUDA graphs can capture it.
 
 **Weights are constant while the model runs.** On cards with programmatic dependent launch (9.0 and newer) the GEMM
 starts while the kernels in front still run and fetches the weight and its block scales meanwhile; everything else
@@ -28,6 +29,8 @@ logger = logging.getLogger("sglang_sm120")
 _DEPENDENT_LAUNCH_SINCE = (9, 0)
 #: Loading takes some hundredths of a second, compiling tens of seconds.
 _NOTICEABLE_SECONDS = 1.0
+#: The most tokens that the GEMM quantizes itself; csrc/gemm_skinny/config.h says the same.
+_MOST_QUANTIZED_INSIDE = 16
 #: Bytes at whose multiples the quantizer reads.
 _ROW_ALIGNMENT = 16
 
@@ -78,6 +81,9 @@ def linear(
         raise ConfigError(
             bad_value("activation_scale", None, "these kernels multiply quantized activations; use torch_reference")
         )
+    m, k = x.shape
+    if m <= _MOST_QUANTIZED_INSIDE and _quantizes_inside(x.device, m, weight.shape[0], k):
+        return _linear_in_one_launch(x, weight, weight_scale, activation_scale, alpha, bias)
     packed, scales = quantize(x, activation_scale, True)
     return gemm(packed, weight, scales, weight_scale, alpha, bias, x.dtype)
 
@@ -149,6 +155,31 @@ def quantize(
     except ValueError as error:
         raise FormatError(str(error)) from error
     return codes, scales
+
+
+def _linear_in_one_launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    activation_scale: torch.Tensor,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    library, can_depend = _library(x.device)
+    try:
+        library.nvfp4_linear(
+            _with_aligned_rows(x), activation_scale, weight, weight_scale, alpha, bias, out, can_depend, 0
+        )
+    except ValueError as error:
+        raise FormatError(str(error)) from error
+    return out
+
+
+@cache
+def _quantizes_inside(device: torch.device, m: int, n: int, k: int) -> bool:
+    """Whether one launch is the choice for these sizes. Bounded: few token counts, and the layers of a model."""
+    return bool(_library(device)[0].nvfp4_quantizes_inside(device.index or 0, m, n, k))
 
 
 def _with_aligned_rows(x: torch.Tensor) -> torch.Tensor:

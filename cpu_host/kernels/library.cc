@@ -7,6 +7,7 @@
 
 #include "emulation/state.h"
 #include "gemm/launch.h"
+#include "gemm_skinny/launch.h"
 #include "quantize/launch.h"
 
 namespace {
@@ -28,11 +29,12 @@ size_t matrix_bytes(int rows, int64_t stride, int64_t width) {
 
 }  // namespace
 
-// Sizes and strides as in gemm::Params.
+// Sizes and strides as in gemm::Params. With an encode scale `a` are 16-bit numbers, of the type of the output,
+// that the kernel quantizes, and there is no a_scale.
 extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, const uint8_t* b,
                                    const uint8_t* b_scale, const float* alpha, const void* bias, void* out,
                                    int m, int n, int k, int a_stride, int b_stride, int64_t out_stride,
-                                   int alpha_per_column, int float16) {
+                                   int alpha_per_column, int float16, const float* encode_scale) {
   gemm::Params p = {};
   p.activations = a;
   p.activation_scales = a_scale;
@@ -51,8 +53,9 @@ extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, con
   p.output_type = float16 != 0 ? gemm::OutputType::kFloat16 : gemm::OutputType::kBfloat16;
 
   emu::regions.clear();
-  declare("a", kInput, a, matrix_bytes(m, a_stride, k / 2));
+  declare("a", kInput, a, matrix_bytes(m, a_stride, encode_scale == nullptr ? k / 2 : 2 * k));
   declare("a_scale", kInput, a_scale, scale_bytes(m, k));
+  declare("encode scale", kInput, encode_scale, sizeof(float));
   declare("b", kWeights, b, matrix_bytes(n, b_stride, (k / 2 + 15) / 16 * 16));
   declare("b_scale", kWeights, b_scale, scale_bytes(n, k));
   declare("alpha", kInput, alpha, sizeof(float) * (alpha_per_column != 0 ? n : 1));
@@ -61,7 +64,15 @@ extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, con
   gemm::Device device = {};
   const cudaError_t error = gemm::current_device(&device);
   if (error != cudaSuccess) return error;
-  return gemm::launch(p, gemm::choose_plan(m, n, k, device), true, nullptr);
+  const gemm::Plan plan = gemm::choose_plan(m, n, k, device);
+  if (encode_scale == nullptr) return gemm::launch(p, plan, true, nullptr);
+  const auto type = float16 != 0 ? quantize::InputType::kFloat16 : quantize::InputType::kBfloat16;
+  return skinny::launch_quantizing_gemm(p, type, encode_scale, plan.skinny, true, nullptr);
+}
+
+extern "C" int sm120_emulated_quantizes_inside(int m, int n, int k) {
+  gemm::Device device = {};
+  return gemm::current_device(&device) == cudaSuccess && gemm::quantizes_inside(m, n, k, device) ? 1 : 0;
 }
 
 // As quantize::Params; `swizzled` and `exact` choose layout and rule.

@@ -23,7 +23,9 @@ class EmulatedLibrary:
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         self._gemm = library.sm120_emulated_gemm
-        self._gemm.argtypes = [*[_ADDRESS] * 7, *[_INT] * 5, _LONG, _INT, _INT]
+        self._gemm.argtypes = [*[_ADDRESS] * 7, *[_INT] * 5, _LONG, _INT, _INT, _ADDRESS]
+        self._quantizes_inside = library.sm120_emulated_quantizes_inside
+        self._quantizes_inside.argtypes = [_INT] * 3
         self._quantize = library.sm120_emulated_quantize
         self._quantize.argtypes = [*[_ADDRESS] * 4, _LONG, *[_INT] * 5]
         self._lock = threading.Lock()
@@ -40,16 +42,53 @@ class EmulatedLibrary:
         dependent_launch: bool,
         cluster: int,
     ) -> None:
-        (m, half_k), n = a.shape, b.shape[0]
-        _require(half_k > 0 and half_k % 8 == 0, "K must be a positive multiple of 16")
+        m, half_k = a.shape
+        _require(a.is_contiguous() and a.dtype == torch.uint8, "a must be contiguous uint8 [M, K/2]")
+        _require_scales(a_scale, m, 2 * half_k)
+        self._multiply(m, 2 * half_k, a, half_k, a_scale, None, b, b_scale, alpha, bias, out)
+
+    def nvfp4_linear(
+        self,
+        x: torch.Tensor,
+        global_scale: torch.Tensor,
+        b: torch.Tensor,
+        b_scale: torch.Tensor,
+        alpha: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        dependent_launch: bool,
+        cluster: int,
+    ) -> None:
+        m, k = x.shape
+        _require(m <= 16, "M must be at most 16")
+        _require_numbers(x, global_scale)
+        _require(x.dtype == out.dtype, "the emulated kernel takes x in out's dtype")
+        stride = 2 * (x.stride(0) if m > 1 else k)
+        self._multiply(m, k, x, stride, None, global_scale, b, b_scale, alpha, bias, out)
+
+    def nvfp4_quantizes_inside(self, device: int, m: int, n: int, k: int) -> bool:
+        return bool(self._quantizes_inside(m, n, k))
+
+    def _multiply(
+        self,
+        m: int,
+        k: int,
+        a: torch.Tensor,
+        a_stride: int,
+        a_scale: torch.Tensor | None,
+        encode_scale: torch.Tensor | None,
+        b: torch.Tensor,
+        b_scale: torch.Tensor,
+        alpha: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        n, half_k = b.shape[0], k // 2
+        _require(k > 0 and k % 16 == 0, "K must be a positive multiple of 16")
         _require(n % 8 == 0, "N must be a multiple of 8")
         _require(b.dtype == torch.uint8 and b.shape[1] == half_k and b.stride(1) == 1, "b must be uint8 [N, K/2]")
         _require(_starts_at(b, 16) and (n == 1 or b.stride(0) % 16 == 0), "b rows must start at multiples of 16 bytes")
-        _require(a.is_contiguous() and a.dtype == torch.uint8, "a must be contiguous uint8 [M, K/2]")
-        for scale, rows in ((a_scale, m), (b_scale, n)):
-            padded = -(-rows // 128) * -(-half_k // 32) * 512
-            _require(scale.dtype in _BYTES and scale.is_contiguous(), "scales must be contiguous bytes")
-            _require(scale.numel() >= padded and _starts_at(scale, 16), "scales must be padded and aligned")
+        _require_scales(b_scale, n, k)
         _require(alpha.dtype == torch.float32 and alpha.numel() in (1, n), "alpha must be float32, one or N values")
         _require(out.dtype in _OUTPUTS and out.shape == (m, n) and out.is_contiguous(), "out must be [M, N]")
         if bias is not None:
@@ -58,8 +97,8 @@ class EmulatedLibrary:
         with self._lock:
             error = self._gemm(
                 *map(_address, (a, a_scale, b, b_scale, alpha, bias, out)),
-                m, n, 2 * half_k, half_k, b.stride(0) if n > 1 else half_k, n,
-                int(alpha.numel() == n and n > 1), int(out.dtype == torch.float16),
+                m, n, k, a_stride, b.stride(0) if n > 1 else half_k, n,
+                int(alpha.numel() == n and n > 1), int(out.dtype == torch.float16), _address(encode_scale),
             )  # fmt: skip
         _check("the GEMM", error)
 
@@ -74,10 +113,7 @@ class EmulatedLibrary:
         dependent_launch: bool,
     ) -> None:
         m, k = x.shape
-        _require(x.dtype in _OUTPUTS, "x must be bfloat16 or float16")
-        _require(k > 0 and k % 16 == 0, "K must be a positive multiple of 16")
-        _require(x.stride(1) == 1 and (m <= 1 or x.stride(0) % 8 == 0) and _starts_at(x, 16), "x rows must be aligned")
-        _require(global_scale.dtype == torch.float32 and global_scale.numel() == 1, "global_scale must be one float32")
+        _require_numbers(x, global_scale)
         with self._lock:
             error = self._quantize(
                 *map(_address, (x, global_scale, codes, scales)),
@@ -89,6 +125,20 @@ class EmulatedLibrary:
 def _require(condition: bool, remedy: str) -> None:
     if not condition:
         raise ValueError(remedy)
+
+
+def _require_numbers(x: torch.Tensor, global_scale: torch.Tensor) -> None:
+    m, k = x.shape
+    _require(x.dtype in _OUTPUTS, "x must be bfloat16 or float16")
+    _require(k > 0 and k % 16 == 0, "K must be a positive multiple of 16")
+    _require(x.stride(1) == 1 and (m <= 1 or x.stride(0) % 8 == 0) and _starts_at(x, 16), "x rows must be aligned")
+    _require(global_scale.dtype == torch.float32 and global_scale.numel() == 1, "global_scale must be one float32")
+
+
+def _require_scales(scale: torch.Tensor, rows: int, k: int) -> None:
+    padded = -(-rows // 128) * -(-k // 64) * 512
+    _require(scale.dtype in _BYTES and scale.is_contiguous(), "scales must be contiguous bytes")
+    _require(scale.numel() >= padded and _starts_at(scale, 16), "scales must be padded and aligned")
 
 
 def _check(what: str, error: int) -> None:

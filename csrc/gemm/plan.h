@@ -38,4 +38,19 @@ constexpr Plan choose_plan(int m, int n, int k, const Device& device) {
           tiled::choose_shape(m, n, device.sm_count)};
 }
 
+/// Whether the skinny kernel had better quantize 16-bit activations itself, which has the same bits as the
+/// quantizer in front of it and saves its launch. Every row tile then quantizes all tokens again: for a unit
+/// of K and 8 tokens a warp has 32 numbers a lane, 7.3 instructions each on SM12x, 58 issue cycles of an SM.
+/// A launch is 0.7 us in a chain on an H200, 1,700 cycles at 2.4 GHz, as many as 29 units an SM; they pay for
+/// half of that here because the other half of the cost, fetching 16-bit numbers from L2, is not in the
+/// model. Predicted, not timed.
+constexpr int kQuantizedUnitsPerSm = 16;
+
+constexpr bool quantizes_inside(int m, int n, int k, const Device& device) {
+  if (m > skinny::kMaxQuantizedTokens) return false;
+  const int64_t units = static_cast<int64_t>(skinny::row_tiles(n)) * skinny::units_along_k(k) *
+                        skinny::choose_config(m, n, k, device.sm_count, device.max_cluster).token_tiles;
+  return units <= static_cast<int64_t>(kQuantizedUnitsPerSm) * device.sm_count;
+}
+
 }  // namespace sm120::gemm

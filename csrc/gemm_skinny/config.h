@@ -29,6 +29,13 @@ struct Params : gemm::Params {
   int cluster_shift;  // log2 of the CTAs in a cluster
 };
 
+/// The same for activations that the kernel quantizes itself: `activations` are rows of 16-bit numbers,
+/// activation_stride (a multiple of 16) bytes apart, and there are no activation_scales.
+struct QuantizingParams : Params {
+  const float* encode_scale;
+};
+constexpr int kMaxQuantizedTokens = 16;
+
 /// What a launch chooses. Only `cluster` changes the order of the sums, and it never depends on m.
 struct Config {
   int cluster;      // CTAs that share a row tile, each with a contiguous slice of K: 1, 2, 4 or 8

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "../ptx/grid_dependency.cuh"
+#include "quantizing_tokens.cuh"
 #include "reduce.cuh"
 
 namespace sm120::skinny {
@@ -25,11 +26,14 @@ DEVICE_FN void load_first_stages(const WeightStream& weights, uint32_t ring, int
   }
 }
 
-template <int kTokenTiles, int kStages>
-KERNEL_FN void __launch_bounds__(kThreads, kTokenTiles == 1   ? 2
-                                           : kTokenTiles == 2 ? 2
-                                                              : 1)
-    gemm_kernel(const GRID_CONSTANT Params params) {
+/// CTAs that share an SM.
+constexpr int resident_ctas(int token_tiles) {
+  return token_tiles <= 2 ? 2 : 1;
+}
+
+/// The whole kernel. `Tokens` is where the activations come from: TokenStream or QuantizingTokenStream.
+template <int kTokenTiles, int kStages, typename Tokens, typename KernelParams>
+DEVICE_FN void gemm_body(const KernelParams& params) {
   const int thread = ptx::thread_index();
   const int warp = thread / 32;
   const int lane = thread % 32;
@@ -50,11 +54,24 @@ KERNEL_FN void __launch_bounds__(kThreads, kTokenTiles == 1   ? 2
   ptx::launch_dependents();  // the next GEMM may now put its own first weights in flight
   ptx::wait_for_dependencies();
 
-  TokenStream<kTokenTiles> tokens(params, block, range.first, lane);
+  Tokens tokens(params, block, range.first, lane);
   const Epilogue epilogue(params, block.first, tile, thread);
   Accumulators<kTokenTiles> sums = {};
   multiply_slice<kTokenTiles, kStages>(sums, ring, weights, tokens, range, params.k, lane);
   reduce_and_store<kTokenTiles, kStages>(sums, epilogue, rings, inbox, block.count);
+}
+
+template <int kTokenTiles, int kStages>
+KERNEL_FN void __launch_bounds__(kThreads, resident_ctas(kTokenTiles))
+    gemm_kernel(const GRID_CONSTANT Params params) {
+  gemm_body<kTokenTiles, kStages, TokenStream<kTokenTiles>>(params);
+}
+
+/// The same sums, bit for bit, from activations that are not quantized yet; up to kMaxQuantizedTokens.
+template <quantize::InputType kType, int kTokenTiles, int kStages>
+KERNEL_FN void __launch_bounds__(kThreads, resident_ctas(kTokenTiles))
+    quantizing_gemm_kernel(const GRID_CONSTANT QuantizingParams params) {
+  gemm_body<kTokenTiles, kStages, QuantizingTokenStream<kType, kTokenTiles>>(params);
 }
 
 }  // namespace sm120::skinny

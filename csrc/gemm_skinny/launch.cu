@@ -6,6 +6,7 @@ namespace sm120::skinny {
 namespace {
 
 using Kernel = void (*)(Params);
+using QuantizingKernel = void (*)(QuantizingParams);
 
 Kernel kernel_for(int token_tiles) {
   switch (token_tiles) {
@@ -22,6 +23,18 @@ Kernel kernel_for(int token_tiles) {
   }
 }
 
+template <quantize::InputType kType>
+QuantizingKernel quantizing_kernel_for(int token_tiles) {
+  switch (token_tiles) {
+    case 1:
+      return quantizing_gemm_kernel<kType, 1, kRingStages>;
+    case 2:
+      return quantizing_gemm_kernel<kType, 2, kRingStages>;
+    default:
+      return nullptr;
+  }
+}
+
 /// log2 of a legal cluster size, or -1.
 int shift_of(int cluster) {
   for (int shift = 0; shift <= 3; ++shift) {
@@ -30,13 +43,10 @@ int shift_of(int cluster) {
   return -1;
 }
 
-}  // namespace
-
-cudaError_t launch_gemm(const gemm::Params& params, const Config& config, bool dependent_launch,
-                        cudaStream_t stream) {
-  const Kernel kernel = kernel_for(config.token_tiles);
-  const Params with_shift = {params, shift_of(config.cluster)};
-  if (kernel == nullptr || with_shift.cluster_shift < 0 ||
+template <typename KernelParams>
+cudaError_t launch_kernel(void (*kernel)(KernelParams), const KernelParams& params, const Config& config,
+                          bool dependent_launch, cudaStream_t stream) {
+  if (kernel == nullptr || params.cluster_shift < 0 ||
       (params.m < kMaxTokens ? params.m : kMaxTokens) > 8 * config.token_tiles) {
     return cudaErrorInvalidValue;
   }
@@ -64,7 +74,27 @@ cudaError_t launch_gemm(const gemm::Params& params, const Config& config, bool d
     attributes[launch.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     ++launch.numAttrs;
   }
-  return cudaLaunchKernelEx(&launch, kernel, with_shift);
+  return cudaLaunchKernelEx(&launch, kernel, params);
+}
+
+}  // namespace
+
+cudaError_t launch_gemm(const gemm::Params& params, const Config& config, bool dependent_launch,
+                        cudaStream_t stream) {
+  const Params own = {params, shift_of(config.cluster)};
+  return launch_kernel(kernel_for(config.token_tiles), own, config, dependent_launch, stream);
+}
+
+cudaError_t launch_quantizing_gemm(const gemm::Params& params, quantize::InputType input_type,
+                                   const float* encode_scale, const Config& config, bool dependent_launch,
+                                   cudaStream_t stream) {
+  if (params.m > kMaxQuantizedTokens) return cudaErrorInvalidValue;
+  const QuantizingParams own = {{params, shift_of(config.cluster)}, encode_scale};
+  const QuantizingKernel kernel =
+      input_type == quantize::InputType::kBfloat16
+          ? quantizing_kernel_for<quantize::InputType::kBfloat16>(config.token_tiles)
+          : quantizing_kernel_for<quantize::InputType::kFloat16>(config.token_tiles);
+  return launch_kernel(kernel, own, config, dependent_launch, stream);
 }
 
 }  // namespace sm120::skinny

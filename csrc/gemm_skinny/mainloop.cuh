@@ -54,16 +54,19 @@ DEVICE_FN void multiply_unit(Accumulators<kTokenTiles>& sums, uint32_t stage, To
 }
 
 /// Work through the warp's units; its ring holds the first kStages already. Tokens are fetched one unit
-/// ahead.
-template <int kTokenTiles, int kStages>
+/// ahead. `Tokens` is TokenStream or what does the same (quantizing_tokens.cuh).
+template <int kTokenTiles, int kStages, typename Tokens>
 DEVICE_FN void multiply_slice(Accumulators<kTokenTiles>& sums, uint32_t ring, WeightStream& weights,
-                              TokenStream<kTokenTiles>& tokens, UnitRange range, int k, int lane) {
+                              Tokens& tokens, UnitRange range, int k, int lane) {
   TokenUnit<kTokenTiles> current;
-  TokenUnit<kTokenTiles> next;
+  typename Tokens::Fetched next;
   uint32_t stage = ring;
   constexpr int kUnitBlocks = kUnitK / kScaleBlock;
   int blocks = (k - range.first * kUnitK) / kScaleBlock;  // left, from the current unit on
-  if (range.count > 0) tokens.load(current);
+  if (range.count > 0) {
+    tokens.load(next);
+    tokens.finish(next, current);
+  }
   for (int left = range.count; left > 0; --left) {
     if (left > 1) tokens.load(next);
     ptx::cp_async_wait<kStages - 1>();
@@ -75,7 +78,7 @@ DEVICE_FN void multiply_slice(Accumulators<kTokenTiles>& sums, uint32_t ring, We
     weights.advance();
     stage = stage + kUnitBytes == ring + kStages * kUnitBytes ? ring : stage + kUnitBytes;
     blocks -= kWarps * kUnitBlocks;
-    current = next;
+    if (Tokens::kFinishIsFree || left > 1) tokens.finish(next, current);
   }
 }
 

@@ -34,6 +34,10 @@ struct TokenUnit {
 template <int kTokenTiles>
 class TokenStream {
  public:
+  using Fetched = TokenUnit<kTokenTiles>;
+  /// What has been fetched are fragments already: asking whether another unit follows costs more.
+  static constexpr bool kFinishIsFree = true;
+
   DEVICE_FN TokenStream(const Params& params, const TokenBlock& block, int first, int lane)
       : codes_(params.activations + static_cast<int64_t>(block.first) * params.activation_stride),
         last_byte_(params.k / 2 - 4),
@@ -70,6 +74,8 @@ class TokenStream {
     byte_ += kWarps * kUnitRowBytes;
     k_tile_ += kWarps * kUnitK / kScaleTileK;
   }
+
+  DEVICE_FN void finish(const Fetched& fetched, TokenUnit<kTokenTiles>& unit) const { unit = fetched; }
 
  private:
   const uint8_t* codes_;

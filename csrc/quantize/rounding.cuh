@@ -37,21 +37,37 @@ DEVICE_FN void unpack(uint32_t pair, float& low, float& high) {
   }
 }
 
+/// The larger magnitude in each half of two registers of pairs, its sign undefined; NaN only where both are.
+template <InputType kType>
+DEVICE_FN uint32_t larger_pair(uint32_t a, uint32_t b) {
+  if constexpr (kType == InputType::kBfloat16) {
+    return ptx::max_magnitude_bf16x2(a, b);
+  } else {
+    return ptx::max_magnitude_f16x2(a, b);
+  }
+}
+
+/// The largest magnitudes of the lower and of the upper halves of `kPairs` registers.
+template <InputType kType, int kPairs>
+DEVICE_FN uint32_t largest_pair(const uint32_t (&pairs)[kPairs]) {
+  uint32_t largest = pairs[0];
+#pragma unroll
+  for (int i = 1; i < kPairs; ++i) largest = larger_pair<kType>(largest, pairs[i]);
+  return largest;
+}
+
+/// The larger |x| of a pair; NaN only if both are.
+template <InputType kType>
+DEVICE_FN float magnitude_of(uint32_t pair) {
+  float low, high;
+  unpack<kType>(pair, low, high);
+  return fmaxf(fabsf(low), fabsf(high));
+}
+
 /// Largest |x| of the block; NaN only if all are.
 template <InputType kType>
 DEVICE_FN float largest_magnitude(const uint32_t (&pairs)[kBlock / 2]) {
-  uint32_t largest = pairs[0];
-#pragma unroll
-  for (int i = 1; i < kBlock / 2; ++i) {
-    if constexpr (kType == InputType::kBfloat16) {
-      largest = ptx::max_magnitude_bf16x2(largest, pairs[i]);
-    } else {
-      largest = ptx::max_magnitude_f16x2(largest, pairs[i]);
-    }
-  }
-  float low, high;
-  unpack<kType>(largest, low, high);
-  return fmaxf(fabsf(low), fabsf(high));
+  return magnitude_of<kType>(largest_pair<kType>(pairs));
 }
 
 /// Nearest ue4m3 to a non-negative float64, ties to even, at most 448; NaN gives 0x7F.
@@ -109,22 +125,35 @@ DEVICE_FN Quantized quantize_exact(const uint32_t (&pairs)[kBlock / 2], float gl
   return out;
 }
 
+/// What the reciprocal rule makes of a block's largest magnitude.
+struct ReciprocalScale {
+  uint32_t byte;  // ue4m3
+  float factor;   // that the numbers are multiplied by
+  uint32_t mask;  // of the codes: 0 times an infinite factor is no number
+};
+
+DEVICE_FN ReciprocalScale reciprocal_scale(float largest, const GlobalScale& global) {
+  const float wanted = global.value * (largest * ptx::reciprocal_approximate(6.0f));
+  const uint32_t byte = ptx::convert_ue4m3(wanted);
+  const float factor = ptx::reciprocal_approximate(ptx::ue4m3_to_float(byte) * global.reciprocal);
+  return {byte, factor, byte == 0u ? 0u : 0xFFFFFFFFu};
+}
+
+/// Codes of the eight numbers in pairs kFirst .. kFirst + 3.
+template <InputType kType, int kFirst, int kPairs>
+DEVICE_FN uint32_t reciprocal_codes(const uint32_t (&pairs)[kPairs], const ReciprocalScale& scale) {
+  float x[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) unpack<kType>(pairs[kFirst + i], x[2 * i], x[2 * i + 1]);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] *= scale.factor;
+  return ptx::convert_e2m1x8(x) & scale.mask;
+}
+
 template <InputType kType>
 DEVICE_FN Quantized quantize_reciprocal(const uint32_t (&pairs)[kBlock / 2], const GlobalScale& global) {
-  const float wanted = global.value * (largest_magnitude<kType>(pairs) * ptx::reciprocal_approximate(6.0f));
-  Quantized out = {ptx::convert_ue4m3(wanted), {0u, 0u}};
-  const float factor = ptx::reciprocal_approximate(ptx::ue4m3_to_float(out.scale) * global.reciprocal);
-  const uint32_t mask = out.scale == 0u ? 0u : 0xFFFFFFFFu;  // 0 times an infinite factor is no number
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float x[8];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) unpack<kType>(pairs[4 * half + i], x[2 * i], x[2 * i + 1]);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] *= factor;
-    out.codes[half] = ptx::convert_e2m1x8(x) & mask;
-  }
-  return out;
+  const ReciprocalScale scale = reciprocal_scale(largest_magnitude<kType>(pairs), global);
+  return {scale.byte, {reciprocal_codes<kType, 0>(pairs, scale), reciprocal_codes<kType, 4>(pairs, scale)}};
 }
 
 template <InputType kType, Rule kRule>

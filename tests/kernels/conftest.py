@@ -35,3 +35,19 @@ def emulated_tiled(build_folder: Path) -> Path:
     if emulated.compiler() is None:
         pytest.skip("no C++ compiler")
     return emulated.build("tests/kernels/emulated_gemm_tiled.cc", build_folder)
+
+
+@pytest.fixture(scope="session")
+def emulated_quantizer(build_folder: Path) -> Path:
+    """The quantizer compiled likewise."""
+    if emulated.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return emulated.build("tests/kernels/emulated_quantize.cc", build_folder)
+
+
+@pytest.fixture(scope="session")
+def emulated_quantizing(build_folder: Path) -> Path:
+    """The skinny GEMM that quantizes its activations itself, compiled likewise."""
+    if emulated.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return emulated.build("tests/kernels/emulated_quantizing_gemm.cc", build_folder)

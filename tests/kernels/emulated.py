@@ -92,7 +92,7 @@ def build_mutation(main: str, mutation: tuple[str, str, str], scratch: Path, fol
 
 
 def _buffer(tensor: torch.Tensor | None) -> bytes:
-    data = b"" if tensor is None else tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    data = b"" if tensor is None else tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return struct.pack("<q", len(data)) + data
 
 
@@ -111,19 +111,33 @@ def run_tiled(
     return _run(binary, problem, folder, (tile, int(problem.shape[2] // 2 % 16 == 0), 0, seed))
 
 
-def _run(
-    binary: Path, problem: Problem, folder: Path, own: tuple[int, int, int, int]
+def run_quantizing(
+    binary: Path, problem: Problem, x: torch.Tensor, encode_scale: float, folder: Path, *, cluster: int, seed: int = 0
 ) -> subprocess.CompletedProcess[str] | torch.Tensor:
-    """Outputs start poisoned with NaN."""
+    """Run the skinny kernel on 16-bit activations ``x``, rows of which may be apart; the problem's own do not count."""
+    m, k = x.shape
+    numbers = x.as_strided(((m - 1) * x.stride(0) + k,), (1,))
+    own = (cluster, 1 if m <= 8 else 2, int(x.dtype == torch.float16), seed)
+    return _run(binary, problem, folder, own, (2 * x.stride(0), numbers, torch.tensor(encode_scale)))
+
+
+def _run(
+    binary: Path,
+    problem: Problem,
+    folder: Path,
+    own: tuple[int, int, int, int],
+    activations: tuple[int, torch.Tensor, torch.Tensor] | None = None,
+) -> subprocess.CompletedProcess[str] | torch.Tensor:
+    """Activations are their stride in bytes and both their buffers. Outputs start poisoned with NaN."""
     m, n, k = problem.shape
     poison = torch.full((m, n), float("nan"), dtype=problem.out_type)
+    stride, values, scales = activations or (k // 2, problem.x_packed(), swizzle(problem.x_scales))
     numbers = (
-        m, n, k, k // 2, problem.weight_stride, n, int(problem.alpha.numel() > 1),
+        m, n, k, stride, problem.weight_stride, n, int(problem.alpha.numel() > 1),
         int(problem.out_type == torch.float16), *own,
     )  # fmt: skip
     tensors = (
-        problem.x_packed(), swizzle(problem.x_scales), problem.w_packed(), swizzle(problem.w_scales),
-        problem.alpha.float(), problem.bias, poison,
+        values, scales, problem.w_packed(), swizzle(problem.w_scales), problem.alpha.float(), problem.bias, poison,
     )  # fmt: skip
     source, sink = folder / "problem.bin", folder / "out.bin"
     source.write_bytes(struct.pack("<12q", *numbers) + b"".join(_buffer(t) for t in tensors))

@@ -57,11 +57,7 @@ MUTATIONS = {
     "slots without rows": (CONFIG, "(m + 31) / 32 * 32", "(m + 3) / 4 * 4"),
     "columns of the last CTA": (CONFIG, "(k + 32 * kBlock - 1) /", "k /"),
     # the maximum
-    "last pair of the maximum": (
-        ROUNDING,
-        "i < kBlock / 2; ++i) {\n    if constexpr",
-        "i < 7; ++i) {\n    if constexpr",
-    ),
+    "last pair of the maximum": (ROUNDING, "i < kPairs; ++i)", "i < kPairs - 1; ++i)"),
     "both halves of the maximum": (ROUNDING, "fmaxf(fabsf(low), fabsf(high))", "fabsf(low)"),
     # the exact rule
     "scale is nearest": (ROUNDING, "rint(value", "std::floor(value"),
@@ -83,15 +79,19 @@ MUTATIONS = {
     # the reciprocal rule
     "order of the scale's steps": (
         ROUNDING,
-        "global.value * (largest_magnitude<kType>(pairs) * ptx::reciprocal_approximate(6.0f))",
-        "global.value * largest_magnitude<kType>(pairs) * ptx::reciprocal_approximate(6.0f)",
+        "global.value * (largest * ptx::reciprocal_approximate(6.0f))",
+        "global.value * largest * ptx::reciprocal_approximate(6.0f)",
     ),
     "order of the factor's steps": (
         ROUNDING,
-        "ptx::reciprocal_approximate(ptx::ue4m3_to_float(out.scale) * global.reciprocal)",
-        "(global.value / ptx::ue4m3_to_float(out.scale))",
+        "ptx::reciprocal_approximate(ptx::ue4m3_to_float(byte) * global.reciprocal)",
+        "(global.value / ptx::ue4m3_to_float(byte))",
     ),
-    "codes of a zero scale, reciprocal": (ROUNDING, "convert_e2m1x8(x) & mask", "convert_e2m1x8(x) | (mask & 0u)"),
+    "codes of a zero scale, reciprocal": (
+        ROUNDING,
+        "convert_e2m1x8(x) & scale.mask",
+        "convert_e2m1x8(x) | (scale.mask & 0u)",
+    ),
     "order of the numbers": (ROUNDING, "x[2 * i], x[2 * i + 1])", "x[2 * i + 1], x[2 * i])"),
 }
 

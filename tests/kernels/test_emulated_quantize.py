@@ -26,11 +26,9 @@ class EmulationError(RuntimeError):
 
 
 @pytest.fixture(scope="module")
-def program(build_folder: Path) -> Path:
+def program(emulated_quantizer: Path) -> Path:
     """The quantizer compiled for the CPU."""
-    if emulated.compiler() is None:
-        pytest.skip("no C++ compiler")
-    return emulated.build("tests/kernels/emulated_quantize.cc", build_folder)
+    return emulated_quantizer
 
 
 def run(
