@@ -15,7 +15,7 @@ from sglang_sm120.backends.record import QUANTIZER, HostFacts
 from sglang_sm120.device import collect_facts
 from sglang_sm120.dispatch import FLAG, PRECEDENCE, Decision, Request, resolve, substitute
 from sglang_sm120.errors import UnsupportedError, bad_value
-from sglang_sm120.host import installer, operators, tuning
+from sglang_sm120.host import installer, operators, registration, tuning
 from sglang_sm120.host.state import STATE
 from sglang_sm120.probing.record import FAILED, with_probe
 
@@ -86,7 +86,7 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
         except UnsupportedError as refusal:
             STATE.refuse(refusal, facts)
             return
-    fp4_utils.FP4_GEMM_RUNNER_BACKEND = fp4_utils.Fp4GemmRunnerBackend(decision.backend)
+    fp4_utils.FP4_GEMM_RUNNER_BACKEND = registration.member_for(fp4_utils.Fp4GemmRunnerBackend, decision.backend)
     installer.require_live()
     operators.start(device, rank=_rank(scheduler))
     if record is not None and record.implementation is not None and tuned is None:

@@ -36,7 +36,35 @@ def main(release: str) -> dict[str, Any]:
         "native": list(enum_values(cls).values()),
         "members": {m.value: m.get_flashinfer_backend() for m in Fp4GemmRunnerBackend},
         "tuned": [m.value for m in Fp4GemmRunnerBackend if m.is_flashinfer_cutlass()],
+        "registered": registered(),
         "choices": list(parser._option_string_actions["--fp4-gemm-backend"].choices or ()),
+    }
+
+
+def registered() -> dict[str, Any]:
+    """Values of the package that SGLang has by registration, and what one of them makes of a GEMM."""
+    try:
+        from sglang.srt.plugins import fp4_gemm as registry
+    except ImportError:
+        return {}
+    import torch
+    from sglang.srt.layers.quantization import fp4_utils, modelopt_quant
+
+    from sglang_sm120 import reference
+    from sglang_sm120.host.registration import member_for
+    from tests.support.nvfp4 import random_nvfp4_weight
+
+    x, weight = torch.randn(3, 64).to(torch.bfloat16), random_nvfp4_weight(32, 64, torch.manual_seed(0))
+    encode, alpha = torch.tensor(2.0), torch.tensor(0.1)
+    codes, scales = reference.quantize(x, encode)
+    right = reference.gemm(codes, weight.packed, scales, weight.scales, alpha, torch.bfloat16)
+    fp4_utils.FP4_GEMM_RUNNER_BACKEND = member_for(fp4_utils.Fp4GemmRunnerBackend, "torch_reference")
+    body = modelopt_quant.fp4_gemm.__wrapped__  # the operator exists for CUDA; its body is plain Python
+    out = body(codes, weight.packed.T, scales, weight.scales.T, alpha, torch.bfloat16, 32)
+    return {
+        "values": list(registry._registered),
+        "member": fp4_utils.get_fp4_gemm_runner_backend().value,
+        "right": torch.equal(out, right),
     }
 
 
