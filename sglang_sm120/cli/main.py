@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -89,6 +90,30 @@ def probe(
     from sglang_sm120.cli import probe as command
 
     report, code = command.probe(backend or [], timeout, as_json=as_json)
+    if as_json:
+        _print_json(report)
+    else:
+        command.render(report)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="Either file of a wrong call that a server kept.")],
+    backend: Annotated[
+        str | None, typer.Option(help="Value to run it with, or `quantizer`; without it, the one that was wrong.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, max=86400, help="Seconds, compilation included.")] = 600.0,
+    as_json: Json = False,
+) -> None:
+    """Run a call that a server with SGLANG_SM120_VERIFY found wrong, alone and in a process of its own.
+
+    Exits with 1 if its result is wrong here too, or if it could not be run.
+    """
+    from sglang_sm120.cli import replay as command
+
+    report, code = command.replay(file, backend, timeout)
     if as_json:
         _print_json(report)
     else:

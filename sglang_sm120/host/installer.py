@@ -154,10 +154,10 @@ class _Installer:
         return None
 
     def seams(self) -> list[Any]:
-        from sglang_sm120.host.seams import SEAMS
+        from sglang_sm120.host.watch_seams import seams_in_force
 
         release = self.release
-        return [] if release is None else [seam for seam in SEAMS if seam.exists_in(release)]
+        return [] if release is None else [seam for seam in seams_in_force() if seam.exists_in(release)]
 
     def pending(self, name: str) -> bool:
         return name in self._pending or (self._stop is not None and name == _SERVER_MODULE)
@@ -184,10 +184,10 @@ class _Installer:
         self._patchers.clear()
 
     def status(self) -> list[SeamStatus]:
-        from sglang_sm120.host.seams import SEAMS
+        from sglang_sm120.host.watch_seams import seams_in_force
 
         existing = {seam.name for seam in self.seams()}
-        return [SeamStatus(s.name, s.module, *self._state(s, s.name in existing)) for s in SEAMS]
+        return [SeamStatus(s.name, s.module, *self._state(s, s.name in existing)) for s in seams_in_force()]
 
     def _state(self, seam: Any, exists: bool) -> tuple[State, str]:
         if self.release is None or (not self._patchers and not self._pending):
@@ -270,10 +270,10 @@ def require_live() -> None:
 
 def probe(root: Path, release: Version) -> dict[str, str]:
     """Compare the source below ``root`` with what the seams expect; return what differs, by seam."""
-    from sglang_sm120.host.seams import SEAMS
+    from sglang_sm120.host.watch_seams import seams_in_force
 
     by_module: dict[str, list[Any]] = {}
-    for seam in SEAMS:
+    for seam in seams_in_force():
         if seam.exists_in(release):
             by_module.setdefault(seam.module, []).append(seam)
     problems: dict[str, str] = {}

@@ -68,8 +68,16 @@ def fp4_layers(model: torch.nn.Module) -> tuple[int, int]:
     """Count NVFP4 layers: linear ones, and blocks of routed experts."""
     dense = experts = 0
     for layer in model.modules():
-        # ModelOpt's method is the owner of the weights, compressed-tensors' scheme is.
-        owners = {type(getattr(layer, name, None)).__name__ for name in ("quant_method", "scheme")}
-        dense += bool(owners & _DENSE)
-        experts += bool(owners & _EXPERTS)
+        dense += is_dense(layer)
+        experts += bool(_owners(layer) & _EXPERTS)
     return dense, experts
+
+
+def is_dense(layer: torch.nn.Module) -> bool:
+    """Whether a module of a model is a linear layer with NVFP4 weights."""
+    return bool(_owners(layer) & _DENSE)
+
+
+def _owners(layer: torch.nn.Module) -> set[str]:
+    # ModelOpt's method is the owner of the weights, compressed-tensors' scheme is.
+    return {type(getattr(layer, name, None)).__name__ for name in ("quant_method", "scheme")}

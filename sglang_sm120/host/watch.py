@@ -1,0 +1,281 @@
+"""Check what the layers of a running server compute, and count which backend computed it.
+
+Nothing here is reached unless ``SGLANG_SM120_VERIFY`` or ``SGLANG_SM120_REPORT`` is set: the seams that lead here
+(``watch_seams.py``) are part of the table only then.
+
+*When a call is checked.* Inside a step (``ModelRunner.forward``) every call of every N-th step, and such a step runs
+without a CUDA graph. Outside of steps (the runs in front of a capture, autotuning) the first call of each layer and M.
+A call that is being captured cannot be checked, because the host may not wait for the GPU then; one that torch.compile
+traces is not seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_sm120 import env, ops, records
+from sglang_sm120.backends import BACKENDS
+from sglang_sm120.backends.record import QUANTIZER
+from sglang_sm120.device import collect_facts
+from sglang_sm120.errors import ConfigError, RecordError, VerificationError
+from sglang_sm120.host.reload import layer_name
+from sglang_sm120.host.state import STATE
+from sglang_sm120.redact import redacted
+from sglang_sm120.verification.call import Call
+from sglang_sm120.verification.coverage import Coverage
+from sglang_sm120.verification.judge import Quantize, judge
+from sglang_sm120.verification.reproducer import Reproducer, write
+from sglang_sm120.verification.served import Served
+
+logger = logging.getLogger("sglang_sm120")
+
+#: SGLang's own warm-up request is one prefill and seven steps of decode.
+WARM_UP_STEPS = 8
+
+
+@dataclass
+class LayerCall:
+    """One call of one layer while it runs.
+
+    ``backend`` is what multiplied, as far as the seams see it; ``why_not`` why a check that was due did not happen.
+    """
+
+    name: str
+    kind: str
+    n: int
+    k: int
+    m: int
+    due: bool
+    backend: str = "SGLang's own path"
+    judged: bool = False
+    why_not: str = "no product was seen"
+
+
+class Watcher:
+    """The state of this process.
+
+    Args:
+        every: one of so many steps is checked; 0 checks none.
+        report: whether calls are counted and profiler ranges set.
+    """
+
+    def __init__(self, every: int, *, report: bool) -> None:
+        self.every = every
+        self.report = report
+        self.coverage = Coverage()
+        self.served = Served()
+        self.steps = 0
+        self.current: LayerCall | None = None
+        self._step_due: bool | None = None  # None outside of steps
+        self._checked_steps = 0
+        self._generator = torch.Generator().manual_seed(20)
+
+    # --- steps -----------------------------------------------------------------------------------------------
+
+    def due(self, runner: Any, batch: Any) -> bool:
+        """Whether the step that runs ``batch`` is checked, and so must run without a CUDA graph.
+
+        Decided once for each batch: SGLang asks whether it can use a graph when it plans the attention, and again when
+        it runs. Counted for each runner: with a draft model steps of the two alternate, and an even N would always meet
+        the same one. All ranks count the same steps.
+        """
+        known: bool | None = getattr(batch, "sm120_due", None)
+        if known is None:
+            count: int = getattr(runner, "sm120_steps", 0)
+            known = batch.sm120_due = self.every > 0 and count % self.every == 0
+        return known
+
+    def step(self, runner: Any, batch: Any, forward: Callable[[], Any]) -> Any:
+        """Run one step of the model.
+
+        Raises:
+            VerificationError: it was to be checked, and nothing in this process could be so far.
+        """
+        outer, self._step_due = self._step_due, self.due(runner, batch)
+        due = self._step_due
+        try:
+            result = forward()
+        finally:
+            self._step_due = outer
+        runner.sm120_steps = getattr(runner, "sm120_steps", 0) + 1
+        self.steps += 1
+        if due:
+            self._end_checked_step(idle=batch.forward_mode.is_idle())
+        if self.report and self.steps >= WARM_UP_STEPS and self.steps & (self.steps - 1) == 0:
+            self._write_report()
+        return result
+
+    def _end_checked_step(self, *, idle: bool) -> None:
+        self._checked_steps += 1
+        if self.coverage.checked == 0 and not idle:
+            raise VerificationError(
+                f"{env.VERIFY}={self.every} checked nothing: {self.coverage.text}. This model has no dense NVFP4 layer "
+                f"that can be checked here; unset {env.VERIFY}."
+            )
+        if self._checked_steps & (self._checked_steps - 1) == 0:
+            level = logging.INFO if _rank() == 0 else logging.DEBUG
+            logger.log(level, "%s: %s.", env.VERIFY, self.coverage.text)
+
+    def _write_report(self) -> None:
+        path = env.report_path()
+        if path is None or _rank() != 0:
+            return
+        if self.steps == WARM_UP_STEPS:
+            logger.info(
+                "Calls of dense FP4 layers in the first %d steps and before them (what a CUDA graph replays is not "
+                "counted):\n  %s",
+                self.steps,
+                "\n  ".join(self.served.lines()),
+            )
+        try:
+            records.write_json(path, redacted(self.served.to_json(_identity(), self.steps)))
+        except RecordError as error:
+            STATE.warn_once("report", f"{env.REPORT}: {error}")
+
+    # --- layers ----------------------------------------------------------------------------------------------
+
+    def layer(
+        self, inner: Callable[..., torch.Tensor], method: Any, layer: Any, x: Any, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Run one layer, and check or count it.
+
+        Raises:
+            VerificationError: the result is wrong.
+        """
+        first = x[0] if isinstance(x, tuple) else x
+        m = first.numel() // first.shape[-1]
+        if m == 0:
+            return inner(method, layer, x, bias)
+        captured = first.is_cuda and torch.cuda.is_current_stream_capturing()
+        call = self._begin(layer, m, captured=captured)
+        outer, self.current = self.current, call
+        try:
+            with self._range(call):
+                out = inner(method, layer, x, bias)
+            prepared = getattr(layer, "sm120_prepared", None)
+            if prepared is not None:
+                call.backend = prepared.backend
+                if call.due:
+                    self._check_prepared(layer, x, bias, out)
+        finally:
+            self.current = outer
+        self._end(call, captured=captured)
+        return out
+
+    def _begin(self, layer: Any, m: int, *, captured: bool) -> LayerCall:
+        name = getattr(layer, "sm120_name", "") or layer_name(layer)
+        due = self.every > 0 and not captured
+        if due:
+            due = not self.coverage.was_checked(name, m) if self._step_due is None else self._step_due
+        kind = type(layer).__name__
+        return LayerCall(name, kind, sum(layer.logical_widths), layer.input_size_per_partition, m, due)
+
+    def _end(self, call: LayerCall, *, captured: bool) -> None:
+        if self.every:
+            self.coverage.see(call.name, call.m)
+            if call.judged:
+                self.coverage.check(call.name, call.m)
+            elif call.due:
+                self.coverage.skip(f"{call.backend}: {call.why_not}")
+        if self.report:
+            self.served.count(call.kind, call.name, call.n, call.k, call.m, call.backend, captured=captured)
+
+    def _range(self, call: LayerCall) -> AbstractContextManager[object]:
+        if not self.report:
+            return nullcontext()
+        return torch.profiler.record_function(f"sm120 {call.kind} N={call.n} K={call.k} M={call.m}")
+
+    # --- checks ----------------------------------------------------------------------------------------------
+
+    def _check_prepared(self, layer: Any, x: Any, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Check a layer of ours: the calls that ``layers.forward`` makes, one for each group of shards."""
+        prepared = layer.sm120_prepared
+        weight = getattr(layer, prepared.weight_name)
+        results = out.reshape(-1, out.shape[-1])
+        if isinstance(x, tuple):
+            group = prepared.groups[0]
+            scale, alpha = getattr(layer, group.scale_name), layer.sm120_alpha[group.alpha]
+            call = Call.gemm(x[0], weight, x[1], scale, alpha, bias, layer.sm120_dtype)
+            self.check(call, (results,), prepared.backend)
+            return
+        if prepared.weight_only:
+            assert self.current is not None
+            self.current.why_not = "its input is not quantized"
+            return
+        rows = (x * layer.pre_quant_scale if prepared.pre_scaled else x).reshape(-1, x.shape[-1])
+        for index, group in enumerate(prepared.groups):
+            part = slice(group.start, group.stop)
+            call = Call.linear(
+                rows,
+                weight[part],
+                getattr(layer, group.scale_name),
+                layer.sm120_activation_scale[index],
+                layer.sm120_alpha[group.alpha],
+                None if bias is None else bias[part],
+            )
+            self.check(
+                call,
+                (results[:, part],),
+                prepared.backend,
+                lambda x, scale: ops.nvfp4_quantize(x, scale, True, prepared.backend),
+            )
+
+    def check(
+        self, call: Call, results: tuple[torch.Tensor, ...], backend: str, quantize: Quantize | None = None
+    ) -> None:
+        """Check one operation of the layer that runs.
+
+        Raises:
+            VerificationError: its result is wrong.
+        """
+        current = self.current
+        assert current is not None
+        judgement = judge(call, results, quantize, self._generator)
+        if judgement.wrong:
+            raise self._failure(current, call, results, backend, judgement.text)
+        if call.operation != "quantize":
+            current.judged |= judgement.rows > 0
+            current.why_not = "no row of its input was finite"
+
+    def _failure(
+        self, current: LayerCall, call: Call, results: tuple[torch.Tensor, ...], backend: str, wrong: str
+    ) -> VerificationError:
+        host = Call(call.operation, {name: tensor.cpu() for name, tensor in call.operands.items()}, call.out_dtype)
+        case = Reproducer(host, tuple(tensor.cpu() for tensor in results), backend, current.name, wrong, _identity())
+        try:
+            path = write(case)
+            kept = f"It is kept: sglang-sm120 replay {path}"
+        except (ConfigError, RecordError) as error:
+            kept = f"It could not be kept: {error}"
+        shape = f"M={call.m} N={call.n} K={call.k}" if call.n else f"M={call.m} K={call.k}"
+        return VerificationError(
+            f"{current.name} ({current.kind}, {call.operation} {shape}), served by {backend}, is wrong: {wrong}. {kept}"
+        )
+
+
+def value_of(flashinfer_name: str) -> str:
+    """The value of the table behind a name that SGLang passes to FlashInfer, or to us in its place."""
+    for record in BACKENDS.values():
+        # ``cutlass`` alone is a value of SGLang's own; FlashInfer's of that name has a prefix.
+        if flashinfer_name == (record.value if record.implementation is not None else record.flashinfer_name):
+            return record.value
+    return flashinfer_name
+
+
+def quantizer_in_force() -> str:
+    """What quantizes activations in front of a GEMM that is not ours."""
+    return STATE.quantizing_backend if STATE.replaces_quantizer else QUANTIZER
+
+
+def _identity() -> records.Identity:
+    return records.identity_of(STATE.facts if STATE.facts is not None else collect_facts())
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -1,0 +1,90 @@
+"""Run the call of a reproducer alone, in a child process, with the backend it came from or another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_sm120.backends import BACKENDS, verdict
+from sglang_sm120.backends.record import QUANTIZER, HostFacts
+from sglang_sm120.errors import ConfigError, bad_value
+from sglang_sm120.probing import children
+from sglang_sm120.probing.child import WrongResult
+from sglang_sm120.probing.children import PRODUCTION_FACTORY, Job
+from sglang_sm120.probing.operations import Operations
+from sglang_sm120.probing.record import Outcome
+from sglang_sm120.probing.run import PROBEABLE
+from sglang_sm120.probing.steps import Step
+from sglang_sm120.verification import reproducer
+from sglang_sm120.verification.call import Call
+from sglang_sm120.verification.judge import judge
+
+_STEPS = "sglang_sm120.verification.replay:steps"
+#: An error may show only in some of several calls: a race, memory that was not written.
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class _File:
+    """What the child has to know."""
+
+    path: Path
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": str(self.path)}
+
+
+def run(
+    path: Path, backend: str | None, facts: HostFacts, timeout: float, *, factory: str = PRODUCTION_FACTORY
+) -> Outcome:
+    """Run a reproducer alone and judge it.
+
+    Args:
+        path: of either file of the reproducer.
+        backend: a value of the table, or ``quantizer``; the recorded one if ``None``.
+        facts: of this machine.
+        timeout: seconds for the child, compilation included.
+        factory: what makes the operations of the backend in the child; tests plant faults through it.
+
+    Raises:
+        RecordError: the files are not what a server writes.
+        ConfigError: no process but a server can call the backend.
+    """
+    case = reproducer.read(path)
+    name = backend or case.backend
+    if name not in (QUANTIZER, *PROBEABLE):
+        known = f"name one of {QUANTIZER}, {', '.join(PROBEABLE)}"
+        raise ConfigError(bad_value("--backend", name, f"{known}; SGLang's own kernels can be called by a server only"))
+    if name in BACKENDS:
+        judged = verdict(name, facts, n=case.call.n or None, k=case.call.k)
+        if judged.status != "ok":
+            return Outcome("unsupported", judged.reason)
+    device = "cpu" if facts.capability is None else "cuda"
+    return children.run(Job(name, _File(path.resolve()), device, factory, _STEPS), timeout)
+
+
+def steps(operations: Operations, plan: dict[str, Any], device: torch.device) -> Iterator[Step]:
+    """The steps of the child: the call, several times, its quantizer by itself where the backend has two operations."""
+    call = reproducer.read(Path(plan["path"])).call.to(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # kernels may read weights before the copies in front of them have ended
+    calls = [call]
+    if call.operation == "linear" and operations.linear is None:
+        calls.insert(0, Call.quantize(call.operands["x"], call.operands["activation_scale"]))
+    for attempt in range(_REPEATS):
+        for part in calls:
+            place = f"{part.operation} M={part.m} N={part.n} K={part.k}, call {attempt + 1}"
+            yield place, partial(_compute, part, operations)
+
+
+def _compute(call: Call, operations: Operations) -> str:
+    made, results = call.run(operations)
+    judgement = judge(made, results, operations.quantize)
+    if judgement.wrong:
+        raise WrongResult(judgement.text)
+    return judgement.text

@@ -1,0 +1,185 @@
+"""The files of one wrong call: what the backend was given and what it returned, to be run again alone.
+
+Two files of one name: ``.json`` says what the call was, ``.safetensors`` holds the tensors. Reading executes nothing,
+follows no name that stands in them, and refuses whatever :func:`write` does not write. The text in them is redacted;
+the tensors are one layer's weight and the activations of one batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from sglang_sm120 import env, kept, records
+from sglang_sm120.errors import FormatError, RecordError
+from sglang_sm120.formats import BLOCK_SIZE
+from sglang_sm120.layout import padded_scale_shape
+from sglang_sm120.models.headers import read_header
+from sglang_sm120.records import Fields, Identity
+from sglang_sm120.redact import redacted
+from sglang_sm120.verification.call import OPERANDS, Call, Operation
+
+SCHEMA = 1
+#: In the cache folder.
+FOLDER = "verify"
+#: A language-model head (N = 256,000, K = 16,384) with 4096 rows of it has 3 GB.
+MAX_BYTES = 4 * 2**30
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+#: Tensors beside the operands: what the backend returned.
+_RESULTS: Mapping[Operation, tuple[str, ...]] = {
+    "linear": ("result",),
+    "gemm": ("result",),
+    "quantize": ("result_codes", "result_scales"),
+}
+
+
+@dataclass(frozen=True)
+class Reproducer:
+    """One wrong call.
+
+    Attributes:
+        call: what was asked, on the CPU.
+        results: what came back: a product [M, N], or packed codes and block scales.
+        backend: a value of the table, or ``quantizer``.
+        layer: place in the model, or class and size.
+        wrong: the judgement in words.
+        identity: card and versions of the server.
+    """
+
+    call: Call
+    results: tuple[torch.Tensor, ...]
+    backend: str
+    layer: str
+    wrong: str
+    identity: Identity
+
+
+def write(case: Reproducer) -> Path:
+    """Write a case to the cache folder, readable by the user only, and return the ``.json`` file.
+
+    Raises:
+        ConfigError: the cache folder is not safe or cannot be made.
+        RecordError: the files cannot be written.
+    """
+    from safetensors.torch import save
+
+    folder = env.cache_dir(FOLDER)
+    named = {**case.call.operands, **dict(zip(_RESULTS[case.call.operation], case.results, strict=True))}
+    # A result may share its memory with an operand, and views may have gaps.
+    data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()})
+    digest = hashlib.sha256(data).hexdigest()
+    path = folder / f"{kept.now().replace(':', '')}-{case.call.operation}-{digest[:8]}.json"
+    _write_bytes(path.with_suffix(".safetensors"), data)
+    description: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": "wrong call",
+        "created": kept.now(),
+        "operation": case.call.operation,
+        "out_dtype": _name(case.call.out_dtype),
+        "backend": case.backend,
+        "layer": case.layer,
+        "wrong": case.wrong,
+        "identity": case.identity.to_json(),
+        "sha256": digest,
+    }
+    records.write_json(path, redacted(description))
+    return path
+
+
+def read(path: Path) -> Reproducer:
+    """Read a case; ``path`` names either of its two files.
+
+    Raises:
+        RecordError: a file is missing, too large, writable by others, or not exactly what :func:`write` writes.
+    """
+    described = path.with_suffix(".json")
+    try:
+        fields = records.read_json(described)
+    except FileNotFoundError as error:
+        raise RecordError(f"{described} does not exist: name a file that a server with {env.VERIFY} wrote.") from error
+    fields.schema(SCHEMA)
+    fields.text("kind", ("wrong call",))
+    fields.text("created")
+    operation: Any = fields.text("operation", get_args(Operation))
+    out_dtype = _DTYPES[fields.text("out_dtype", tuple(_DTYPES))]
+    backend, layer, wrong = fields.text("backend"), fields.text("layer"), fields.text("wrong")
+    identity = Identity.from_json(fields.object("identity"))
+    digest = fields.text("sha256")
+    fields.done()
+    tensors = _load(path.with_suffix(".safetensors"), digest)
+    results = tuple(tensors.pop(name) for name in _RESULTS[operation] if name in tensors)
+    call = Call(operation, tensors, out_dtype)
+    _check(fields, call, results)
+    return Reproducer(call, results, backend, layer, wrong, identity)
+
+
+def _load(path: Path, digest: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load
+
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise RecordError(f"{path.name} has {size} bytes; more than {MAX_BYTES} are not read.")
+        read_header(path)
+        data = path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except FormatError as error:
+        raise RecordError(str(error)) from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise RecordError(f"{path.name} does not belong to the .json file beside it, or was changed.")
+    tensors: dict[str, torch.Tensor] = load(data)
+    return tensors
+
+
+def _check(fields: Fields, call: Call, results: tuple[torch.Tensor, ...]) -> None:
+    """Refuse tensors that are not those of the operation, or whose shapes do not fit each other."""
+    names = OPERANDS[call.operation]
+    if not {*names} - {"bias"} <= {*call.operands} <= {*names} or len(results) != len(_RESULTS[call.operation]):
+        fields.fail(f"comes with tensors other than {', '.join((*names, *_RESULTS[call.operation]))}")
+    for name in ("x", "a", "weight"):
+        if name in call.operands and call.operands[name].dim() != 2:
+            fields.fail(f"comes with {name} of shape {tuple(call.operands[name].shape)}")
+    m, n, k = call.m, call.n, call.k
+    if k == 0 or k % BLOCK_SIZE:
+        fields.fail(f"is about K={k}, which is no multiple of {BLOCK_SIZE}")
+    blocks = k // BLOCK_SIZE
+    right: dict[str, tuple[torch.dtype, list[tuple[int, ...]]]] = {
+        "x": (call.out_dtype, [(m, k)]),
+        "a": (torch.uint8, [(m, k // 2)]),
+        "a_scale": (torch.uint8, [padded_scale_shape(m, blocks)]),
+        "activation_scale": (torch.float32, [()]),
+        "weight": (torch.uint8, [(n, k // 2)]),
+        "weight_scale": (torch.uint8, [padded_scale_shape(n, blocks)]),
+        "alpha": (torch.float32, [(), (n,)]),
+        "bias": (call.out_dtype, [(n,)]),
+    }
+    for name, tensor in call.operands.items():
+        dtype, shapes = right[name]
+        if tensor.dtype != dtype or tuple(tensor.shape) not in shapes:
+            fields.fail(f"comes with {name} of type {tensor.dtype} and shape {tuple(tensor.shape)}")
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
