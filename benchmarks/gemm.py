@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.graphs import WARM_REPLAYS, read_bandwidth, replay_seconds
+
 SHAPES = [
     (512, 7168), (1024, 7168), (1024, 4096), (4096, 1024), (2048, 4096), (4096, 4096), (8192, 4096), (24576, 4096),
     (4096, 12288), (34816, 5120), (5120, 17408),
@@ -47,16 +49,8 @@ def time_graph(call: Callable[[int], Any], calls: int, streams: int = 1, repeats
                         call(i)
             for stream in side:
                 main.wait_stream(stream)
-    times = []
-    for repeat in range(repeats + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        if repeat >= 3:
-            times.append(start.elapsed_time(end) / calls * 1e3)
-    return statistics.median(times)
+    times = [replay_seconds(graph) for _ in range(repeats + WARM_REPLAYS)][WARM_REPLAYS:]
+    return statistics.median(times) / calls * 1e6
 
 
 def rotation(n: int, k: int) -> int:
@@ -112,13 +106,6 @@ def marlin_layers(n: int, k: int) -> list[Any]:
     except (ImportError, RuntimeError, ValueError) as error:
         print(f"no marlin: {type(error).__name__}: {error}", flush=True)
         return []
-
-
-def read_bandwidth() -> float:
-    """Measured read bandwidth in TB/s: the sum of 4 GiB of int64."""
-    data = torch.ones(1 << 29, device="cuda", dtype=torch.int64)
-    microseconds = time_graph(lambda _: data.sum(), 3)
-    return data.numel() * 8 / microseconds * 1e-6
 
 
 def time_shape(args: argparse.Namespace, library: Any, load_only: Any, n: int, k: int) -> Iterator[dict[str, Any]]:

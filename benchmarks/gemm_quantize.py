@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gemm import ROTATION_BYTES, read_bandwidth, time_graph
+from benchmarks.gemm import ROTATION_BYTES, time_graph
+from benchmarks.graphs import read_bandwidth
 
 SHAPES = [
     (1, 7168), (8, 7168), (16, 7168), (64, 7168), (128, 7168), (1024, 7168), (4096, 1024), (4096, 5120), (4096, 7168),

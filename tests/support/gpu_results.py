@@ -12,7 +12,6 @@ import pytest
 from sglang_sm120.records import NO_CAPABILITY, Identity
 from tools import result_files
 
-KIND = "gpu tests"
 OUTCOMES = ("passed", "failed", "skipped")
 
 
@@ -21,12 +20,15 @@ class GpuResults:
 
     Args:
         target: a ``.json`` file, or the folder for one.
+        kind: of the file, ``gpu tests`` or ``e2e tests``.
         command: how the run was started.
         ask: gives card and versions; called at the end, when the tests have initialised CUDA anyway.
     """
 
-    def __init__(self, target: Path, command: str, ask: Callable[[], Identity] = result_files.this_machine) -> None:
-        self.target, self.command, self.ask = target, command, ask
+    def __init__(
+        self, target: Path, kind: str, command: str, ask: Callable[[], Identity] = result_files.this_machine
+    ) -> None:
+        self.target, self.kind, self.command, self.ask = target, kind, command, ask
         self.outcomes: dict[str, str] = {}
         self.seconds: Counter[str] = Counter()
         self.message = ""
@@ -53,7 +55,7 @@ class GpuResults:
             counts[outcome] += 1
         total = {outcome: sum(counts[outcome] for counts in files.values()) for outcome in OUTCOMES}
         failures = sorted(node for node, outcome in self.outcomes.items() if outcome == "failed")
-        header = result_files.header(KIND, self.command, identity)
+        header = result_files.header(self.kind, self.command, identity)
         return {**header, "total": total, "failures": failures, "files": files}
 
     @pytest.hookimpl(trylast=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,11 +38,10 @@ TOKENS = (1, 2, 3, 7, 8, 9, 16, 33, 64)
 
 
 @pytest.fixture(autouse=True)
-def library_under_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def library_under_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """``SM120_TEST_LIBRARY``, or what is compiled now from csrc."""
     can_depend = torch.cuda.get_device_capability() >= (9, 0)
     monkeypatch.setattr(native, "_library", lambda device: (library(), can_depend))
-    yield
 
 
 def make(tokens: int, *sizes: int, **case: object) -> MoeProblem:
@@ -175,7 +174,8 @@ def test_graph_replays_follow_new_inputs_in_a_dependent_chain(tokens: int) -> No
             live[1].fill_(-1)
     for replay in range(30):
         which = replay % 3
-        for source, value in zip(sources, (variants[which].hidden, variants[which].ids, variants[which].weights)):
+        now = variants[which]
+        for source, value in zip(sources, (now.hidden, now.ids, now.weights), strict=True):
             source.copy_(value)
         for out in outs:
             out.fill_(float("nan"))
