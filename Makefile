@@ -5,10 +5,13 @@ PYTHON ?= python3
 DEV = py=$$($(PYTHON) tools/envs.py dev --print) && "$$py"
 # Two processes, a file of tests in one of them: tests of a file share servers, environments and builds.
 SPREAD = -n 2 --dist loadfile
+# An interpreter with SGLang's CUDA build, this package and pytest; without one, an environment of several gigabytes.
+SGLANG_PYTHON ?= $$($(PYTHON) tools/envs.py gpu --print)
 CPP_FILES = git ls-files -z --cached --others --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint types build wheel-cuda bench-host bench-startup clean
+.PHONY: help demo test test-all test-gpu test-e2e-gpu lint types build wheel-cuda \
+	bench-host bench-startup bench-serving clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -22,8 +25,11 @@ test: ## What needs no GPU, on the newest supported SGLang
 test-all: ## The same, every supported SGLang release, and every mutation of the kernels
 	$(DEV) -m pytest $(SPREAD) -m "not gpu"
 
-test-gpu: ## What needs an NVIDIA GPU
-	$(DEV) -m pytest -m gpu
+test-gpu: ## What needs an NVIDIA GPU; writes results/gpu_tests_CARD.json
+	$(DEV) -m pytest -m "gpu and not e2e" --gpu-results results
+
+test-e2e-gpu: ## Real servers on an NVIDIA GPU under load; writes results/e2e_tests_CARD.json
+	py=$(SGLANG_PYTHON) && "$$py" -m pytest -m e2e --gpu-results results tests/e2e_gpu
 
 lint: ## Style of Python and C++, and the house rules
 	$(DEV) -m ruff check
@@ -42,6 +48,9 @@ wheel-cuda: ## The wheel with compiled kernels for this kind of processor, in di
 
 bench-host: ## What the hooks cost per process and per call
 	$(DEV) benchmarks/host.py
+
+bench-serving: ## FP4 backends of SGLang on an NVIDIA GPU, end to end; writes results/serving_CARD.json
+	py=$(SGLANG_PYTHON) && "$$py" -m benchmarks.serving
 
 bench-startup: ## What the boot file costs at the start of an interpreter
 	$(DEV) benchmarks/startup.py

@@ -95,6 +95,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--gpu-results", type=Path, metavar="PATH", help="write what the tests found to this .json file or folder"
     )
+    parser.addoption(
+        "--e2e-seconds", type=float, default=120.0, metavar="S", help="how long tests of load last, each concurrency"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -108,7 +111,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from tools.result_files import without_folders
 
         command = without_folders(["pytest", *config.invocation_params.args])
-        config.pluginmanager.register(GpuResults(target, command), "gpu-results")
+        kind = "e2e tests" if config.option.markexpr == "e2e" else "gpu tests"
+        config.pluginmanager.register(GpuResults(target, kind, command), "gpu-results")
 
 
 # After the selection by markers, so that a run without GPU tests does not import torch for them.

@@ -1,4 +1,4 @@
-"""Write the generated tables of docs/backends.md and docs/settings.md; ``--check`` only says whether they are stale."""
+"""Write the generated tables in docs/; ``--check`` only says whether they are stale."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sglang_sm120.backends import AUTO_ORDER, BACKENDS  # noqa: E402
 from sglang_sm120.backends.moe_table import MOE_AUTO, MOE_RUNNERS, ROUTES  # noqa: E402
 from sglang_sm120.backends.record import Backend, Capability, CapabilityRow, Fault, Requirement  # noqa: E402
 from sglang_sm120.dispatch import PRECEDENCE  # noqa: E402
+from tools import result_tables  # noqa: E402
 
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -112,7 +113,14 @@ def _moe_runners() -> str:
             needs, _, _, sources = _row_cells(row)
             grouped.setdefault((needs, sources), []).append(row.capability)
         rows += [
-            [f"`{record.value}`", record.summary, f"≥ {record.native_since}", _capabilities(found), needs, sources]
+            [
+                f"`{record.value}`",
+                record.summary,
+                f"≥ {record.native_since}" if record.native_since else "this package",
+                "any" if record.any_device else _capabilities(found),
+                needs,
+                sources,
+            ]
             for (needs, sources), found in grouped.items()
         ]
     return _table(["value", "what it is", "SGLang", "capability", "needs", "sources"], rows)
@@ -163,7 +171,12 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "moe_auto": _moe_auto,
     "precedence": _precedence,
     "variables": _variables,
+    "gpu_tests": result_tables.gpu_tests,
+    "serving": result_tables.serving,
+    "profiles": result_tables.profiles,
+    "kernels": result_tables.kernels,
 }
+PAGES = ("backends", "settings", "results")
 
 
 def refreshed(text: str) -> str:
@@ -177,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is stale")
     check = parser.parse_args(arguments).check
     stale = []
-    for page in (ROOT / "docs" / "backends.md", ROOT / "docs" / "settings.md"):
+    for page in (ROOT / "docs" / f"{name}.md" for name in PAGES):
         old = page.read_text(encoding="utf-8")
         new = refreshed(old)
         if new != old:

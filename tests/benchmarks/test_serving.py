@@ -17,7 +17,6 @@ from cpu_host.checkpoints import Spec
 from cpu_host.server import Launch, Server, ServerError
 from sglang_sm120.models.checkpoint import check_checkpoint
 from tests.support.servers import launch
-from tools import result_files
 
 TINY = Geometry("tiny", 128, 256, 1, 4, 2, 32, 512)
 TINY_MOE = Geometry("tiny experts", 128, 64, 1, 4, 2, 32, 512, experts=4, experts_per_token=2)
@@ -157,8 +156,3 @@ def test_contenders_differ_in_their_backend_only(tmp_path: Path) -> None:
     ours, theirs = line("sm120", True), line("marlin", True)
     assert [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]] == [("sm120", "marlin")] * 2
     assert "--moe-runner-backend" not in line("sm120", False)
-
-
-def test_a_result_file_names_no_folder(tmp_path: Path) -> None:
-    given = ["serving.py", "--json", "/home/ann/x/out.json", "--folder=/data/run", "tests/gpu", "https://a/b"]
-    assert result_files.without_folders(given) == "serving.py --json out.json --folder=run tests/gpu https://a/b"
