@@ -13,7 +13,7 @@ float bits_to_float(uint32_t bits) {
   return value;
 }
 
-static uint32_t float_to_bits(float value) {
+uint32_t float_to_bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;

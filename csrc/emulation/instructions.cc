@@ -103,6 +103,16 @@ void store_shared(uint32_t address, const void* value, int bytes) {
   store_to(own_cta(), address, value, bytes);
 }
 
+void set_shared_bits(uint32_t address, uint32_t bits) {
+  maybe_yield();
+  Cta& cta = own_cta();
+  check_update(cta, address);
+  uint32_t word;
+  std::memcpy(&word, &cta.shared[address], sizeof(word));
+  word |= bits;
+  std::memcpy(&cta.shared[address], &word, sizeof(word));
+}
+
 void store_async(uint32_t address, uint32_t barrier, uint32_t rank, const void* value, int bytes) {
   maybe_yield();
   Thread& thread = self();
@@ -175,6 +185,19 @@ void cp_async_wait(int pending) {
 uint32_t shuffle_xor(uint32_t value, int mask) {
   if (mask < 1 || mask >= kWarp) fail("shuffle with a mask outside 1..31");
   return exchange(&value, 1)[(self().index % kWarp) ^ mask][0];
+}
+
+uint32_t shuffle(uint32_t value, int lane) {
+  if (lane < 0 || lane >= kWarp) fail("shuffle from a lane outside 0..31");
+  return exchange(&value, 1)[lane][0];
+}
+
+uint32_t ballot(bool flag) {
+  const uint32_t mine = flag;
+  const auto* lanes = exchange(&mine, 1);
+  uint32_t votes = 0;
+  for (int lane = 0; lane < kWarp; ++lane) votes |= lanes[lane][0] << lane;
+  return votes;
 }
 
 void ldmatrix(uint32_t* registers, int matrices, uint32_t row_address) {

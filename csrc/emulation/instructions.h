@@ -31,6 +31,7 @@ void wait_for_dependencies();
 uint32_t dynamic_shared_base();
 void load_shared(uint32_t address, void* value, int bytes);
 void store_shared(uint32_t address, const void* value, int bytes);
+void set_shared_bits(uint32_t address, uint32_t bits);
 void store_async(uint32_t address, uint32_t barrier, uint32_t rank, const void* value, int bytes);
 void load_global(const void* address, void* value, int bytes);
 void store_global(void* address, const void* value, int bytes);
@@ -42,12 +43,15 @@ void cp_async_wait(int pending);
 
 // Warp instructions.
 uint32_t shuffle_xor(uint32_t value, int mask);
+uint32_t shuffle(uint32_t value, int lane);
+uint32_t ballot(bool flag);
 void ldmatrix(uint32_t* registers, int matrices, uint32_t row_address);
 void mma_nvfp4(float* d, const uint32_t* a, const uint32_t* b, uint32_t scale_a, uint32_t scale_b,
                int select_a, int select_b);
 
 // Number formats.
 float bits_to_float(uint32_t bits);
+uint32_t float_to_bits(float value);
 uint16_t float_to_bf16(float value);
 uint16_t float_to_f16(float value);
 float f16_to_float(uint16_t bits);

@@ -31,6 +31,9 @@ enum class RegionKind { kWeights, kInput, kOutput };
 /// Declare [begin, begin + bytes) as memory that the next launches may touch.
 void declare_region(const char* name, RegionKind kind, const void* begin, size_t bytes);
 
+/// Take back every declaration, for a launch that reads what the last one wrote.
+void forget_regions();
+
 struct LaunchShape {
   int grid;
   int grid_rows;

@@ -13,6 +13,23 @@ static bool knows(const Thread& thread, int other, uint32_t clock) {
   return thread.clock[other] >= clock;
 }
 
+static void note(std::vector<std::pair<int, uint32_t>>& accesses, const Thread& thread) {
+  const auto mine = std::make_pair(machine->running, thread.clock[machine->running]);
+  auto seen = std::find_if(accesses.begin(), accesses.end(), [&](auto& a) { return a.first == mine.first; });
+  if (seen == accesses.end()) {
+    accesses.push_back(mine);
+  } else {
+    *seen = mine;
+  }
+}
+
+static void require_all_known(const std::vector<std::pair<int, uint32_t>>& accesses, const Thread& thread,
+                              const char* race) {
+  for (auto& [other, clock] : accesses) {
+    if (other != machine->running && !knows(thread, other, clock)) fail(race);
+  }
+}
+
 void check_read(Cta& cta, uint32_t address, int bytes) {
   Thread& thread = self();
   if (address % bytes != 0) fail("misaligned shared load");
@@ -22,14 +39,8 @@ void check_read(Cta& cta, uint32_t address, int bytes) {
     if (cell.in_flight) fail("shared load of bytes that a cp.async has not delivered");
     if (cell.writer < 0) fail("shared load of bytes that nothing wrote");
     if (!knows(thread, cell.writer, cell.write_clock)) fail("race: shared load not ordered after the store");
-    const auto mine = std::make_pair(machine->running, thread.clock[machine->running]);
-    auto seen = std::find_if(cell.readers.begin(), cell.readers.end(),
-                             [&](auto& r) { return r.first == mine.first; });
-    if (seen == cell.readers.end()) {
-      cell.readers.push_back(mine);
-    } else {
-      *seen = mine;
-    }
+    require_all_known(cell.updaters, thread, "race: shared load not ordered after an atomic");
+    note(cell.readers, thread);
   }
 }
 
@@ -43,12 +54,21 @@ void check_write(Cta& cta, uint32_t address, int bytes) {
     if (cell.writer >= 0 && !knows(thread, cell.writer, cell.write_clock)) {
       fail("race: shared store not ordered after another store");
     }
-    for (auto& [reader, clock] : cell.readers) {
-      if (reader != machine->running && !knows(thread, reader, clock)) {
-        fail("race: shared store not ordered after a load of the old value");
-      }
-    }
+    require_all_known(cell.updaters, thread, "race: shared store not ordered after an atomic");
+    require_all_known(cell.readers, thread, "race: shared store not ordered after a load of the old value");
   }
+}
+
+void check_update(Cta& cta, uint32_t address) {
+  Thread& thread = self();
+  if (address % 4 != 0) fail("misaligned shared atomic");
+  if (address + 4 > cta.shared.size()) fail("shared atomic out of bounds");
+  Cell& cell = cta.cells[address / 4];
+  if (cell.in_flight) fail("shared atomic on a cp.async in flight");
+  if (cell.writer < 0) fail("shared atomic on bytes that nothing wrote");
+  if (!knows(thread, cell.writer, cell.write_clock)) fail("race: shared atomic not ordered after the store");
+  require_all_known(cell.readers, thread, "race: shared atomic not ordered after a load of the old value");
+  note(cell.updaters, thread);
 }
 
 void record_write(Cta& cta, uint32_t address, int bytes) {
@@ -58,6 +78,7 @@ void record_write(Cta& cta, uint32_t address, int bytes) {
     cell.write_clock = self().clock[machine->running];
     cell.in_flight = false;
     cell.readers.clear();
+    cell.updaters.clear();
   }
 }
 
@@ -82,6 +103,10 @@ void land(const Copy& copy) {
   std::memcpy(&cta.shared[copy.address], copy.source, copy.bytes);
   std::memset(&cta.shared[copy.address + copy.bytes], 0, copy.width - copy.bytes);
   record_write(cta, copy.address, copy.width);
+}
+
+void forget_regions() {
+  regions.clear();
 }
 
 void declare_region(const char* name, RegionKind kind, const void* begin, size_t bytes) {

@@ -40,6 +40,8 @@ struct Cell {
   uint32_t write_clock = 0;
   bool in_flight = false;
   std::vector<std::pair<int, uint32_t>> readers;
+  std::vector<std::pair<int, uint32_t>>
+      updaters;  // atomic, since the last store: in no order among themselves
 };
 
 // Threads that meet: a warp, a CTA or the cluster.
@@ -138,6 +140,7 @@ const uint32_t (*exchange(const uint32_t* mine, int words))[kPayloadWords];
 // Memory rules (memory.cc).
 void check_read(Cta& cta, uint32_t address, int bytes);
 void check_write(Cta& cta, uint32_t address, int bytes);
+void check_update(Cta& cta, uint32_t address);
 void record_write(Cta& cta, uint32_t address, int bytes);
 Region& find_region(const void* address, int bytes, const char* what);
 void check_global_read(const void* address, int bytes, const char* what);

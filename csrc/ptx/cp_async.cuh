@@ -53,6 +53,16 @@ DEVICE_FN void cp_async_8(uint32_t shared_address, const void* source, int bytes
 #endif
 }
 
+/// Copy the first `bytes` (0 or 4) of 4: block scales of one row.
+DEVICE_FN void cp_async_4(uint32_t shared_address, const void* source, int bytes) {
+#if defined(SM120_EMULATED)
+  emu::cp_async(shared_address, source, bytes, 4);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address), "l"(source), "r"(bytes)
+               : "memory");
+#endif
+}
+
 DEVICE_FN void cp_async_commit() {
 #if defined(SM120_EMULATED)
   emu::cp_async_commit();

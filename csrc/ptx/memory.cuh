@@ -96,6 +96,64 @@ DEVICE_FN void store_shared_f32(uint32_t address, float value) {
 #endif
 }
 
+DEVICE_FN uint32_t load_shared_u32(uint32_t address) {
+  uint32_t value;
+#if defined(SM120_EMULATED)
+  emu::load_shared(address, &value, sizeof(value));
+#else
+  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
+DEVICE_FN float load_shared_f32(uint32_t address) {
+  float value;
+#if defined(SM120_EMULATED)
+  emu::load_shared(address, &value, sizeof(value));
+#else
+  asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
+DEVICE_FN void store_shared_u32(uint32_t address, uint32_t value) {
+#if defined(SM120_EMULATED)
+  emu::store_shared(address, &value, sizeof(value));
+#else
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
+#endif
+}
+
+DEVICE_FN void store_shared_u32x2(uint32_t address, uint32_t x, uint32_t y) {
+#if defined(SM120_EMULATED)
+  const uint32_t pair[2] = {x, y};
+  emu::store_shared(address, pair, sizeof(pair));
+#else
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};\n" ::"r"(address), "r"(x), "r"(y) : "memory");
+#endif
+}
+
+/// Set bits of a word of shared memory. Any number of threads may do so at once: the result does not depend
+/// on their order.
+DEVICE_FN void set_shared_bits(uint32_t address, uint32_t bits) {
+#if defined(SM120_EMULATED)
+  emu::set_shared_bits(address, bits);
+#else
+  asm volatile("red.shared.or.b32 [%0], %1;\n" ::"r"(address), "r"(bits) : "memory");
+#endif
+}
+
+/// A load that reads the GPU's one coherent copy (L2), never a line that L1 kept from before.
+DEVICE_FN uint32_t load_coherent_u32(const void* address) {
+  uint32_t value;
+#if defined(SM120_EMULATED)
+  emu::load_global(address, &value, sizeof(value));
+#else
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];\n" : "=r"(value) : "l"(address) : "memory");
+#endif
+  return value;
+}
+
 DEVICE_FN uint32_t load_global_u32(const void* address) {
   uint32_t value;
 #if defined(SM120_EMULATED)

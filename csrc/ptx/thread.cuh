@@ -96,6 +96,70 @@ DEVICE_FN uint32_t shuffle_xor(uint32_t value, int mask) {
 #endif
 }
 
+/// `value` of lane `lane`. All lanes of the warp must be here.
+DEVICE_FN uint32_t shuffle(uint32_t value, int lane) {
+#if defined(SM120_EMULATED)
+  return emu::shuffle(value, lane);
+#elif defined(__CUDA_ARCH__)
+  return __shfl_sync(0xFFFFFFFFu, value, lane);
+#else
+  return 0;
+#endif
+}
+
+DEVICE_FN float shuffle_xor_f32(float value, int mask) {
+#if defined(SM120_EMULATED)
+  return emu::bits_to_float(emu::shuffle_xor(emu::float_to_bits(value), mask));
+#elif defined(__CUDA_ARCH__)
+  return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
+#else
+  return 0;
+#endif
+}
+
+DEVICE_FN float shuffle_f32(float value, int lane) {
+#if defined(SM120_EMULATED)
+  return emu::bits_to_float(emu::shuffle(emu::float_to_bits(value), lane));
+#elif defined(__CUDA_ARCH__)
+  return __shfl_sync(0xFFFFFFFFu, value, lane);
+#else
+  return 0;
+#endif
+}
+
+/// Bit l of the result: whether lane l passes true. All lanes of the warp must be here.
+DEVICE_FN uint32_t ballot(bool flag) {
+#if defined(SM120_EMULATED)
+  return emu::ballot(flag);
+#elif defined(__CUDA_ARCH__)
+  return __ballot_sync(0xFFFFFFFFu, flag);
+#else
+  return 0;
+#endif
+}
+
+/// How many bits are set.
+DEVICE_FN int count_bits(uint32_t word) {
+#if defined(SM120_EMULATED)
+  return __builtin_popcount(word);
+#elif defined(__CUDA_ARCH__)
+  return __popc(word);
+#else
+  return 0;
+#endif
+}
+
+/// Position of the lowest set bit; there must be one.
+DEVICE_FN int lowest_bit(uint32_t word) {
+#if defined(SM120_EMULATED)
+  return __builtin_ctz(word);
+#elif defined(__CUDA_ARCH__)
+  return __ffs(static_cast<int>(word)) - 1;
+#else
+  return 0;
+#endif
+}
+
 /// Four of the eight bytes of {high, low}, chosen by the nibbles of `selector`, its lowest nibble first; 0 is
 /// the lowest byte of `low`.
 DEVICE_FN uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {

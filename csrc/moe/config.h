@@ -1,0 +1,136 @@
+// Shapes of the two mixture-of-experts kernels: what is fixed, what a launch chooses, where things lie in
+// shared memory and in the workspace. Plain C++.
+#pragma once
+
+#include <cstdint>
+
+#include "../gemm_skinny/config.h"
+#include "params.h"
+
+namespace sm120::moe {
+
+// Units of weights (32 rows x 128 k), their rings and the warps that share K are those of the skinny GEMM.
+using skinny::kThreads;
+using skinny::kWarps;
+
+constexpr int kStages = skinny::kRingStages;
+constexpr int kRingBytes = kStages * skinny::kUnitBytes;  // of one warp
+constexpr int kColumns = 8;                               // tokens of one mma
+constexpr int kBlock = 16;                                // elements that share a scale
+constexpr int kMaxShared = 101376;                        // of a CTA on SM12x
+
+constexpr int kMaxTopK = 32;
+constexpr int kMaxPairs = 4096;  // m * top_k
+/// Every CTA keeps a bit for each expert in shared memory.
+constexpr int kMaxExperts = 8192;
+/// A CTA keeps whole quantized rows of tokens in shared memory.
+constexpr int kMaxHiddenSize = 12288;
+
+/// What a launch chooses.
+struct Config {
+  int gate_up_shift;  // log2 of the CTAs that share K of a gate/up tile; 0 if an expert may have more tokens
+                      // than gate_up_rows
+  int gate_up_rows;   // tokens of an expert that are worked off together
+  int down_shift;     // log2 of the CTAs that share the experts of a down tile
+};
+
+struct KernelParams : Params {
+  Config config;
+};
+
+constexpr int units_along(int k) {
+  return skinny::units_along_k(k);
+}
+
+/// Bytes of a quantized activation's codes and of its scales: rows of the workspace, one for each (token,
+/// slot).
+constexpr int64_t code_row_bytes(int intermediate) {
+  return intermediate / 2;
+}
+constexpr int64_t scale_row_bytes(int intermediate) {
+  return (intermediate / kBlock + 3) / 4 * 4;
+}
+constexpr int64_t workspace_bytes(int m, int top_k, int intermediate) {
+  return int64_t{1} * m * top_k * (code_row_bytes(intermediate) + scale_row_bytes(intermediate));
+}
+
+/// CTA columns of the gate/up grid: 16 gate and the 16 up rows that go with them, or 32 rows without a gate.
+constexpr int gate_up_tiles(const Params& params) {
+  return params.activation == Activation::kSilu ? params.intermediate / 16 : (params.intermediate + 31) / 32;
+}
+constexpr int w13_rows(const Params& params) {
+  return params.activation == Activation::kSilu ? 2 * params.intermediate : params.intermediate;
+}
+/// Experts that may have tokens: CTA rows of the gate/up grid.
+constexpr int active_experts(const Params& params) {
+  const int pairs = params.m * params.top_k;
+  return pairs < params.experts ? pairs : params.experts;
+}
+/// Blocks of tokens that the down kernel works off apart from each other.
+constexpr int token_blocks(int m) {
+  return (m + kColumns - 1) / kColumns;
+}
+
+// Shared memory of both kernels: rings, inbox (sums of cluster peers and their mbarrier), then what follows
+// here.
+constexpr int kInbox = kWarps * kRingBytes;
+constexpr int kInboxBytes = skinny::kTileRows * kColumns * 4 + 16;
+constexpr int kRouting = kInbox + kInboxBytes;
+
+/// gate/up: pairs' experts, one bit an expert, counts of the warps, tokens of the expert, their quantized
+/// rows.
+struct GateUpShared {
+  int experts_of_pairs, active, counts, tokens, rows, row_pitch, bytes;
+
+  constexpr GateUpShared(const Params& params, int units, int rows_at_once)
+      : experts_of_pairs(kRouting),
+        active(experts_of_pairs + 4 * params.m * params.top_k),
+        counts(active + (params.experts + 31) / 32 * 4),
+        tokens(counts + 4 * kWarps),
+        rows((tokens + 4 * params.m + 15) / 16 * 16),
+        // Codes (64 bytes a unit), then scales (8); eight rows a multiple of 128 bytes plus 16 apart hit
+        // every bank once.
+        row_pitch((units * 72 + 127 - 16) / 128 * 128 + 16),
+        bytes(rows + rows_at_once * row_pitch) {}
+};
+
+/// down: experts and router weights of the block's pairs, counts of the warps, the block's distinct experts.
+constexpr int kMaxBlockPairs = kColumns * kMaxTopK;
+static_assert(kMaxBlockPairs <= kThreads, "one thread a pair");
+constexpr int kDownWeights = kRouting + 4 * kMaxBlockPairs;
+constexpr int kDownCounts = kDownWeights + 4 * kMaxBlockPairs;
+constexpr int kDownList = kDownCounts + 4 * kWarps;
+constexpr int kDownSharedBytes = kDownList + 4 * kMaxBlockPairs;
+
+/// log2 of the CTAs that share the K (or the experts) of a tile: the rule of the skinny GEMM, for `tiles` of
+/// them with `units` each.
+constexpr int choose_shift(int64_t tiles, int units, int sm_count, int max_cluster) {
+  int shift = 0;
+  while (2 << shift <= max_cluster) {
+    const int64_t doubled = int64_t{2} << shift;
+    const bool one_per_sm = tiles * doubled <= sm_count && units >= doubled * (kWarps / 2);
+    const bool two_per_sm = 2 * tiles * doubled <= 5 * sm_count && units >= doubled * kWarps * 2;
+    if (!one_per_sm && !two_per_sm) break;
+    ++shift;
+  }
+  return shift;
+}
+
+constexpr Config choose_config(const Params& params, int sm_count, int max_cluster) {
+  Config config = {0, params.m < kColumns ? params.m : kColumns, 0};
+  const int units = units_along(params.hidden_size);
+  if (params.m <= kColumns) {
+    config.gate_up_shift = choose_shift(int64_t{1} * gate_up_tiles(params) * active_experts(params), units,
+                                        sm_count, max_cluster);
+  } else {
+    while (config.gate_up_rows > 1 && GateUpShared(params, units, config.gate_up_rows).bytes > kMaxShared) {
+      --config.gate_up_rows;
+    }
+  }
+  config.down_shift =
+      choose_shift(int64_t{1} * skinny::row_tiles(params.hidden_size) * token_blocks(params.m),
+                   params.top_k * units_along(params.intermediate), sm_count, max_cluster);
+  return config;
+}
+
+}  // namespace sm120::moe

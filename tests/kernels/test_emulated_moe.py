@@ -1,0 +1,85 @@
+"""The mixture-of-experts kernels, run on the CPU with barriers, copies and launches modelled, are right.
+
+Each launch is held against float64 by itself: the first by its codes (a float32 sum beside a rounding boundary may give
+the neighbouring one), the second by a derived bound on what it makes of the codes that the first really wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import emulated
+import pytest
+import torch
+from moe_problem import POISON, MoeProblem, moe_problem, run_moe
+
+
+@pytest.fixture(scope="module")
+def program(build_folder: Path) -> Path:
+    """Both kernels compiled for the CPU with address and undefined-behaviour sanitizers."""
+    if emulated.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return emulated.build("tests/kernels/emulated_moe.cc", build_folder)
+
+
+def faults(problem: MoeProblem, out: torch.Tensor, workspace: torch.Tensor) -> Iterator[str]:
+    """What is wrong with a run, in words."""
+    codes, scales = problem.workspace_rows(workspace)
+    expected = problem.activations()
+    top_k = problem.sizes[1]
+    idle = torch.ones(codes.shape[0], dtype=torch.bool)
+    wrong_scales = wrong_codes = 0
+    for (token, slot), (their_codes, their_scales) in expected.items():
+        row = token * top_k + slot
+        idle[row] = False
+        steps = (scales[row].int() - their_scales.int()).abs()
+        if int(steps.max()) > 1:
+            yield f"scales of token {token}, slot {slot}"
+        wrong_scales += int((steps > 0).sum())
+        same = (steps == 0).repeat_interleave(8)
+        for shift in (0, 4):
+            ours, theirs = (codes[row] >> shift & 15).int()[same], (their_codes >> shift & 15).int()[same]
+            apart = (ours & 7) - (theirs & 7)
+            if apart.numel() and int(apart.abs().max()) > 1:
+                yield f"codes of token {token}, slot {slot}"
+            wrong_codes += int(((apart != 0) | ((ours ^ theirs) & 8 != 0)).sum())
+    elements = len(expected) * problem.sizes[3]
+    if wrong_scales * 16 > max(16, elements // 100) or wrong_codes > max(2, elements // 200):
+        yield f"{wrong_codes} codes and {wrong_scales} scales of {elements} elements differ"
+    if not (codes[idle] == POISON).all() or not (scales[idle] == POISON).all():
+        yield "rows that nobody owns were written"
+    answer, bound = problem.output(workspace)
+    error = ((out.double() - answer).abs() / bound).nan_to_num(nan=float("inf"))
+    if error.numel() and error.max() > 1:
+        yield f"an output is {error.max():.3g} times the bound away"
+
+
+def require_right(program: Path, problem: MoeProblem, folder: Path, seed: int = 0) -> torch.Tensor:
+    out, workspace = run_moe(program, problem, folder, seed)
+    assert list(faults(problem, out, workspace)) == []
+    return out
+
+
+# m, top_k, H, I, E, config, what else is special
+CASES = {
+    "one token, one block": (1, 1, 16, 16, 1, {}),
+    "one token, several experts": (1, 3, 272, 48, 5, {}),
+    "K of both split over clusters": (2, 2, 1040, 272, 3, {"config": (1, 2, 1), "hidden_padding": 8}),
+    "clusters of eight": (1, 2, 2064, 144, 2, {"config": (3, 1, 3)}),
+    "float16, gate first": (3, 2, 144, 80, 4, {"dtype": torch.float16, "gate_first": True, "out_padding": 6}),
+    "no gate, odd number of blocks": (4, 3, 208, 48, 4, {"relu2": True}),
+    "scales for each expert": (5, 2, 96, 64, 4, {"per_expert": True}),
+    "more tokens than columns": (19, 2, 64, 32, 3, {}),
+    "few rows at once": (11, 1, 80, 16, 2, {"config": (0, 3, 0)}),
+    "rows past 128": (2, 1, 160, 144, 1, {"gate_first": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_launches_are_right(program: Path, tmp_path: Path, name: str) -> None:
+    m, top_k, hidden_size, intermediate, experts, special = CASES[name]
+    problem = moe_problem(m, top_k, hidden_size, intermediate, experts, **special)
+    out = require_right(program, problem, tmp_path)
+    oracle = problem.oracle().double()
+    assert (out.double() - oracle).norm() <= 0.02 * oracle.norm()
