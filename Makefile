@@ -31,6 +31,10 @@ test-gpu: ## What needs an NVIDIA GPU; writes results/gpu_tests_CARD.json
 test-e2e-gpu: ## Real servers on an NVIDIA GPU under load; writes results/e2e_tests_CARD.json
 	py=$(SGLANG_PYTHON) && "$$py" -m pytest -m e2e --gpu-results results tests/e2e_gpu
 
+test-gpu-sanitize: ## The smallest of these under compute-sanitizer: memcheck, then racecheck
+	$(DEV) -c pass && for tool in memcheck racecheck; do \
+		compute-sanitizer --tool $$tool --error-exitcode 9 "$$py" -m pytest -m sanitize tests/kernels/gpu || exit; done
+
 lint: ## Style of Python and C++, and the house rules
 	$(DEV) -m ruff check
 	$(DEV) -m ruff format --check

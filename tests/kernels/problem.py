@@ -6,7 +6,7 @@ check each other; ``test_emulated_gemm.py`` compares them once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -132,6 +132,13 @@ def random_problem(
         bias=torch.randn(n, generator=gen).to(out_type) if bias else None,
         out_type=out_type,
     )
+
+
+def same_weights(m: int, n: int, k: int, *, count: int) -> list[Problem]:
+    """Random problems that differ in their activations only."""
+    first = random_problem(m, n, k)
+    others = [random_problem(m, n, k, seed=seed) for seed in range(1, count)]
+    return [first, *(replace(first, x_codes=p.x_codes, x_scales=p.x_scales) for p in others)]
 
 
 def one_hot_problem(n: int, k: int, blocks: list[int], *, alpha: float = 1.0) -> Problem:

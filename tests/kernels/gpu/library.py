@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
+from emulated import ROOT
 from problem import Problem, swizzle
+
+from sglang_sm120.build.spec import target_for
+from sglang_sm120.build.toolchain import find_toolchain
 
 
 @functools.cache
@@ -58,3 +64,22 @@ class GpuProblem:
         problem = self.problem.to("cuda")
         error = (out.double() - problem.expected()).abs()
         return float((error / problem.tolerance()).nan_to_num(nan=float("inf")).max())
+
+
+def run_check(name: str, folder: Path, *, root: Path = ROOT, sources: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Compile a program beside this file for the card at hand and run it: its exit status and output.
+
+    Args:
+        name: file name of the program.
+        folder: where to put it.
+        root: whose ``csrc`` it includes.
+        sources: more files to compile, below ``csrc``.
+    """
+    toolchain, csrc = find_toolchain(), root / "csrc"
+    target = target_for(torch.cuda.get_device_capability()).flag
+    options = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{csrc}", *toolchain.folders, target]
+    files = [str(Path(__file__).with_name(name)), *(str(csrc / source) for source in sources)]
+    program = folder / "check"
+    subprocess.run([str(toolchain.nvcc), *options, "-o", str(program), *files], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True)
+    return done.returncode, done.stdout

@@ -1,7 +1,6 @@
 // Holds mma_nvfp4 on the card at hand (native or decoded) against the model of the PTX tables: every
 // selector, random registers, poison in the lanes the instruction ignores, NaN scales, zero and largest
-// values. Prints one line and returns 0 if all agree. Built by tests/kernels/test_gpu_mma.py and by mutation
-// runs of it.
+// values. Prints one line and returns 0 if all agree. Built and run by test_gpu_checks.py.
 #include <cmath>
 #include <cstdio>
 #include <random>

@@ -11,7 +11,8 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from library import GpuProblem, native  # noqa: E402
-from problem import Problem, one_hot_problem, random_problem  # noqa: E402
+from problem import Problem, one_hot_problem, random_problem, same_weights  # noqa: E402
+from replay import check_chained_replays  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -106,35 +107,16 @@ def test_two_streams_do_not_disturb_each_other() -> None:
 
 
 def test_graph_replays_follow_new_activations_in_a_dependent_chain() -> None:
-    """A kernel that writes the activations stands directly in front of a GEMM launched as its dependent."""
-    variants = [random_problem(4, 896, 5120, seed=s) for s in range(4)]
-    for v in variants[1:]:
-        v.w_codes, v.w_scales, v.alpha, v.bias = (
-            variants[0].w_codes, variants[0].w_scales, variants[0].alpha, variants[0].bias,
-        )  # fmt: skip
-    gpus = [GpuProblem(v) for v in variants]
-    expected = [g.run(pdl=False) for g in gpus]
-    live = GpuProblem(variants[0])
-    source, source_scale = live.a.clone(), live.a_scale.clone()
-    outs = [live.poisoned() for _ in range(8)]
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for out in outs:
-            live.a.copy_(source)
-            live.a_scale.copy_(source_scale)
-            live.run(out)
-            live.run(out)
-            live.a.fill_(0xFF)
-    for round_index in range(40):
-        which = round_index % 4
-        source.copy_(gpus[which].a)
-        source_scale.copy_(gpus[which].a_scale)
-        for out in outs:
-            out.fill_(float("nan"))
-        graph.replay()
-        for out in outs:
-            assert torch.equal(out, expected[which])
+    gpus = [GpuProblem(p) for p in same_weights(4, 896, 5120, count=4)]
+    live = GpuProblem(gpus[0].problem)
+    check_chained_replays(
+        (live.a, live.a_scale),
+        [(g.a, g.a_scale) for g in gpus],
+        [g.run(pdl=False) for g in gpus],
+        live.run,
+        calls=8,
+        rounds=40,
+    )
 
 
 @pytest.mark.parametrize(
