@@ -27,7 +27,10 @@ CPU_ROWS = (1, 8)
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asked to measure."""
+    """What the user asked to measure.
+
+    ``spares_oracle`` leaves out backends that run anywhere and win nowhere, where there is another one.
+    """
 
     model: str | None
     shapes: Sequence[str]
@@ -36,15 +39,18 @@ class Wish:
     backends: Sequence[str]
     dtype: str
     compile_budget: float
+    spares_oracle: bool = False
 
 
 @dataclass
 class Session:
-    """What was measured, and under which conditions."""
+    """What was measured, and under which conditions: each of ``values`` for each M of ``rows`` on each shape."""
 
     facts: HostFacts
     shapes: list[Shape]
     left_out: dict[str, str]
+    values: list[str]
+    rows: tuple[int, ...]
     results: list[Result] = field(default_factory=list)
     compile_seconds: dict[str, float] = field(default_factory=dict)
     clocks: list[str] = field(default_factory=list)
@@ -79,11 +85,13 @@ def measure(wish: Wish, *, again: bool, quiet: bool) -> Session:
     if stale:
         console.print(escape(stale), soft_wrap=True)
     values, left_out = run.candidates(wish.backends, facts)
+    if wish.spares_oracle:
+        values, left_out = run.without_oracle(values, left_out)
     if facts.capability is None and not wish.rows:
         rows = CPU_ROWS
     results.require_place(identity_of(facts))
     known = {} if again else _known(facts, values, console)
-    session = Session(facts, shapes, left_out)
+    session = Session(facts, shapes, left_out, values, rows)
     todo = []
     for shape in shapes:
         for m in rows:
@@ -92,6 +100,9 @@ def measure(wish: Wish, *, again: bool, quiet: bool) -> Session:
                 todo.append((shape, m))
             else:
                 session.results.append(Result(shape, m, entry))
+    if todo and facts.capability is not None:
+        seconds = run.estimate(len(todo), len(values))
+        console.print(f"{len(todo)} cases, {len(values)} backends: about {seconds:.0f} s, compilation not included")
     session.clocks.append(_clocks())
     _measure_all(session, todo, values, wish, console)
     session.clocks.append(_clocks())

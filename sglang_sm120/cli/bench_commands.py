@@ -1,4 +1,4 @@
-"""The command ``bench``."""
+"""The commands ``bench`` and ``tune``."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ Backends = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="bfloat16 or float16.")]
 Budget = Annotated[float, typer.Option(min=0, help="Seconds that a backend may spend on first calls (compilation).")]
+Again = Annotated[bool, typer.Option("--again", help="Measure what an earlier run has measured already.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON without names, paths or secrets of this machine.")]
 
 
@@ -37,7 +38,7 @@ def bench(
     dtype: Dtype = "bfloat16",
     compile_budget: Budget = 600.0,
     plot: Annotated[Path | None, typer.Option(help="Also draw the result, PNG or SVG by the name.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure what an earlier run has measured already.")] = False,
+    again: Again = False,
     as_json: Json = False,
 ) -> None:
     """Time every backend that passed its probe on the shapes of a model: quantizing and multiplying, as a server does.
@@ -64,6 +65,40 @@ def bench(
         raise typer.Exit(1)
 
 
+def tune(
+    model: Model = None,
+    shape: Shapes = None,
+    tp: Tp = 1,
+    rows: Rows = "",
+    backend: Backends = None,
+    dtype: Dtype = "bfloat16",
+    compile_budget: Budget = 600.0,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the table here too, to be copied to machines with the same card.")
+    ] = None,
+    again: Again = False,
+    as_json: Json = False,
+) -> None:
+    """Measure as bench does and write the tuning table that servers with --fp4-gemm-backend sm120_tuned read.
+
+    What bench or an interrupted run has measured on this card and these versions counts. Exits with 1 if a CUDA error
+    or Ctrl-C ended it early; the shapes that were measured in full are in the table then.
+    """
+    from sglang_sm120.cli import tune as room
+    from sglang_sm120.cli.bench import Wish
+
+    wish = Wish(model, tuple(shape or ()), tp, rows, tuple(backend or ()), dtype, compile_budget)
+    tuned = room.tune(wish, output, again=again, quiet=as_json)
+    data = room.report(tuned)
+    if as_json:
+        typer.echo(json.dumps(redacted(data), indent=2, sort_keys=True))
+    else:
+        room.render(data)
+    if tuned.session.ended or tuned.table is None:
+        raise typer.Exit(1)
+
+
 def add_to(app: typer.Typer) -> None:
     """Register the commands of this module."""
     app.command()(bench)
+    app.command()(tune)

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from sglang_sm120.backends import BACKENDS
 
+#: How often each case is timed.
+REPEATS = 11
+#: A repeat lasts about this long, so that launching and reading the clock do not count.
+SECONDS_PER_REPEAT = 4e-3
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_sm120.backends import verdict
+from sglang_sm120.backends import BACKENDS, verdict
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.probing.run import PROBEABLE, WHAT_CAN_BE_PROBED
 from sglang_sm120.tuning.cases import Shape
-from sglang_sm120.tuning.choice import choose
+from sglang_sm120.tuning.choice import REPEATS, SECONDS_PER_REPEAT, choose
 from sglang_sm120.tuning.results import Entry
 
 if TYPE_CHECKING:
@@ -51,6 +51,23 @@ def candidates(wanted: Sequence[str], facts: HostFacts) -> tuple[list[str], dict
         reasons = "; ".join(f"{value}: {reason}" for value, reason in left_out.items())
         raise ConfigError(f"No backend can be measured here ({reasons}). Run sglang-sm120 probe first.")
     return taken, left_out
+
+
+def without_oracle(values: Sequence[str], left_out: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return ``values`` without those that run on any device, if others remain, and ``left_out`` with them."""
+    kernels = [value for value in values if not BACKENDS[value].any_device]
+    if not kernels:
+        return list(values), dict(left_out)
+    return kernels, {**left_out, **{v: "runs anywhere and wins nowhere" for v in values if v not in kernels}}
+
+
+def estimate(cases: int, backends: int) -> float:
+    """Predict the seconds that so many cases take on a GPU once everything is compiled.
+
+    Each backend is timed in :data:`REPEATS` repeats of some milliseconds. Before that it is tuned, called, captured and
+    replayed, and its share of the operands is written: as long as the repeats, by a rough count that no card confirmed.
+    """
+    return cases * backends * 2 * REPEATS * SECONDS_PER_REPEAT
 
 
 def fitting(values: Sequence[str], facts: HostFacts, n: int, k: int, dtype: str) -> list[str]:

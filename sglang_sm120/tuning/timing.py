@@ -10,12 +10,9 @@ import torch
 
 from sglang_sm120.layout import padded_scale_shape
 from sglang_sm120.probing.operations import Operations, of_subject
-from sglang_sm120.tuning.choice import Timing, summary
+from sglang_sm120.tuning.choice import REPEATS, SECONDS_PER_REPEAT, Timing, summary
 
 Call = Callable[[], object]
-#: A repeat lasts about this long, so that launching and reading the clock do not count.
-_SECONDS_PER_REPEAT = 4e-3
-REPEATS = 11
 #: Backends so slow that one rotation takes longer are not bound by memory.
 _SECONDS_PER_ROTATION = 0.1
 _MOST_CALLS = 200
@@ -134,7 +131,7 @@ def _repeat(call: Callable[[int], object], data: _Data) -> tuple[Call, int]:
     """Return a function that makes one repeat, and the number of calls in it."""
     copies = len(data.weights)
     estimate = _time(lambda: call(1 % copies), data.device)
-    calls = max(1, min(_MOST_CALLS, int(_SECONDS_PER_REPEAT / max(estimate, 1e-7))))
+    calls = max(1, min(_MOST_CALLS, int(SECONDS_PER_REPEAT / max(estimate, 1e-7))))
     if estimate * copies < _SECONDS_PER_ROTATION:
         calls = max(calls, copies)  # fewer would find their weights in the cache again
 

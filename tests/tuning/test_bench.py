@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.CACHE_DIR, str(tmp_path / "cache"))
     monkeypatch.setattr(device, "collect_facts", lambda: FACTS)
     monkeypatch.setattr(timing, "REPEATS", 3)
-    monkeypatch.setattr(timing, "_SECONDS_PER_REPEAT", 1e-3)
+    monkeypatch.setattr(timing, "SECONDS_PER_REPEAT", 1e-3)
     record.save(identity_of(FACTS), {"torch_reference": Outcome("ok", "test")})
 
 
