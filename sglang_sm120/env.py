@@ -78,16 +78,16 @@ VARIABLES: tuple[Variable, ...] = (
         TUNING_TABLE,
         "path",
         "`tuning/` in the cache folder",
-        "File of `sglang-sm120 tune --output` that `sm120_tuned` reads instead of the one for this card and these versions "
-        "in the cache folder.",
+        "File of `sglang-sm120 tune --output` that `sm120_tuned` reads instead of the one for this card and these "
+        "versions in the cache folder.",
     ),
     Variable(
         VERIFY,
         "number",
         "0",
         "`N` checks the products of dense FP4 layers against the float64 oracle: each layer once for every M before a "
-        "CUDA graph is captured, and all layers in every N-th step, which then runs without a graph. Slow; the first wrong "
-        "result ends the server ([verifying.md](verifying.md)). SGLang's own parser takes no flag for it.",
+        "CUDA graph is captured, and all layers in every N-th step, which then runs without a graph. Slow; the first "
+        "wrong result ends the server ([verifying.md](verifying.md)). SGLang's own parser takes no flag for it.",
     ),
     Variable(
         REPORT,

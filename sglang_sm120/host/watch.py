@@ -19,17 +19,16 @@ from typing import Any
 
 import torch
 
-from sglang_sm120 import env, ops, records
-from sglang_sm120.backends import BACKENDS
-from sglang_sm120.backends.record import QUANTIZER
+from sglang_sm120 import env, records
 from sglang_sm120.device import collect_facts
 from sglang_sm120.errors import ConfigError, RecordError, VerificationError
 from sglang_sm120.host.reload import layer_name
 from sglang_sm120.host.state import STATE
+from sglang_sm120.host.watch_source import Source, served_by, value_of_layer
 from sglang_sm120.redact import redacted
 from sglang_sm120.verification.call import Call
 from sglang_sm120.verification.coverage import Coverage
-from sglang_sm120.verification.judge import Quantize, judge
+from sglang_sm120.verification.judge import judge
 from sglang_sm120.verification.reproducer import Reproducer, write
 from sglang_sm120.verification.served import Served
 
@@ -158,9 +157,8 @@ class Watcher:
         try:
             with self._range(call):
                 out = inner(method, layer, x, bias)
-            prepared = getattr(layer, "sm120_prepared", None)
-            if prepared is not None:
-                call.backend = prepared.backend
+            if hasattr(layer, "sm120_prepared"):
+                call.backend = value_of_layer(layer, m)
                 if call.due:
                     self._check_prepared(layer, x, bias, out)
         finally:
@@ -202,7 +200,7 @@ class Watcher:
             group = prepared.groups[0]
             scale, alpha = getattr(layer, group.scale_name), layer.sm120_alpha[group.alpha]
             call = Call.gemm(x[0], weight, x[1], scale, alpha, bias, layer.sm120_dtype)
-            self.check(call, (results,), prepared.backend)
+            self.check(call, (results,), served_by(prepared.backend, call))
             return
         if prepared.weight_only:
             assert self.current is not None
@@ -219,16 +217,9 @@ class Watcher:
                 layer.sm120_alpha[group.alpha],
                 None if bias is None else bias[part],
             )
-            self.check(
-                call,
-                (results[:, part],),
-                prepared.backend,
-                lambda x, scale: ops.nvfp4_quantize(x, scale, True, prepared.backend),
-            )
+            self.check(call, (results[:, part],), served_by(prepared.backend, call))
 
-    def check(
-        self, call: Call, results: tuple[torch.Tensor, ...], backend: str, quantize: Quantize | None = None
-    ) -> None:
+    def check(self, call: Call, results: tuple[torch.Tensor, ...], source: Source) -> None:
         """Check one operation of the layer that runs.
 
         Raises:
@@ -236,9 +227,9 @@ class Watcher:
         """
         current = self.current
         assert current is not None
-        judgement = judge(call, results, quantize, self._generator)
+        judgement = judge(call, results, source.quantize, self._generator, bias_afterwards=source.bias_afterwards)
         if judgement.wrong:
-            raise self._failure(current, call, results, backend, judgement.text)
+            raise self._failure(current, call, results, source.value, judgement.text)
         if call.operation != "quantize":
             current.judged |= judgement.rows > 0
             current.why_not = "no row of its input was finite"
@@ -257,20 +248,6 @@ class Watcher:
         return VerificationError(
             f"{current.name} ({current.kind}, {call.operation} {shape}), served by {backend}, is wrong: {wrong}. {kept}"
         )
-
-
-def value_of(flashinfer_name: str) -> str:
-    """The value of the table behind a name that SGLang passes to FlashInfer, or to us in its place."""
-    for record in BACKENDS.values():
-        # ``cutlass`` alone is a value of SGLang's own; FlashInfer's of that name has a prefix.
-        if flashinfer_name == (record.value if record.implementation is not None else record.flashinfer_name):
-            return record.value
-    return flashinfer_name
-
-
-def quantizer_in_force() -> str:
-    """What quantizes activations in front of a GEMM that is not ours."""
-    return STATE.quantizing_backend if STATE.replaces_quantizer else QUANTIZER
 
 
 def _identity() -> records.Identity:

@@ -12,7 +12,8 @@ from sglang_sm120 import env
 from sglang_sm120.host.conventions import Convention
 from sglang_sm120.host.patching import Patcher, mark
 from sglang_sm120.host.unserved import is_dense
-from sglang_sm120.host.watch import Watcher, quantizer_in_force, value_of
+from sglang_sm120.host.watch import Watcher
+from sglang_sm120.host.watch_source import Source, foreign, quantizer_in_force
 from sglang_sm120.verification.call import Call
 
 
@@ -54,12 +55,13 @@ def watch_gemm(module: ModuleType, patcher: Patcher, *, seam: str) -> None:
         call = watch.current
         if call is None:
             return out
-        call.backend = value_of(backend)
+        source = foreign(backend)
+        call.backend = source.value
         if backend == "trtllm":
             call.why_not = "its weights are shuffled"
         elif call.due:
             product = Call.gemm(a, b.T, a_descale, b_descale.T, alpha, None, out_dtype)
-            watch.check(product, (out,), call.backend)
+            watch.check(product, (out,), source)
         return out
 
     patcher.set(module, "flashinfer_fp4_gemm", mark(seam, flashinfer_fp4_gemm, inner))
@@ -95,10 +97,11 @@ def watch_preemption(module: ModuleType, patcher: Patcher, *, seam: str) -> None
     ) -> torch.Tensor | None:
         out: torch.Tensor | None = inner(input, weight, input_sf, weight_sf, alpha, out_dtype, out_features)
         if out is not None and watch.current is not None:
-            watch.current.backend = "try_qwen3x_nvfp4_gemm"
+            source = Source("try_qwen3x_nvfp4_gemm")
+            watch.current.backend = source.value
             if watch.current.due:
                 product = Call.gemm(input, weight.T, input_sf, weight_sf.T, alpha, None, out_dtype)
-                watch.check(product, (out,), watch.current.backend)
+                watch.check(product, (out,), source)
         return out
 
     patcher.set_everywhere(module, "try_qwen3x_nvfp4_gemm", inner, mark(seam, try_qwen3x_nvfp4_gemm, inner))

@@ -50,6 +50,8 @@ def judge(
     results: Sequence[torch.Tensor],
     quantize: Quantize | None = None,
     generator: torch.Generator | None = None,
+    *,
+    bias_afterwards: bool = False,
 ) -> Judgement:
     """Judge ``results``, what a backend returned for ``call``. Waits for the GPU.
 
@@ -59,6 +61,7 @@ def judge(
         quantize: the quantizer of the backend, for ``linear``, whose quantized input nobody sees. Either its rounding
             or the oracle's must explain the product, and it is judged itself.
         generator: chooses the rows if there are too many.
+        bias_afterwards: the product was rounded before the bias was added, as with kernels that take no bias.
     """
     rows = _rows(call, generator)
     if not len(rows):
@@ -70,13 +73,16 @@ def judge(
         if results[0].shape != (call.m, call.n):
             raise WrongResult(f"the result has shape {tuple(results[0].shape)} instead of {(call.m, call.n)}")
         if call.operation == "gemm":
-            return _judge_product(call, call.operands["a"], call.operands["a_scale"], results[0], rows)
-        return _judge_linear(call, results[0], rows, quantize)
+            operands = call.operands["a"], call.operands["a_scale"]
+            return _judge_product(call, *operands, results[0], rows, bias_afterwards)
+        return _judge_linear(call, results[0], rows, quantize, bias_afterwards)
     except WrongResult as error:
         return Judgement(str(error), float("nan"), float("nan"), len(rows))
 
 
-def _judge_linear(call: Call, out: torch.Tensor, rows: torch.Tensor, quantize: Quantize | None) -> Judgement:
+def _judge_linear(
+    call: Call, out: torch.Tensor, rows: torch.Tensor, quantize: Quantize | None, bias_afterwards: bool
+) -> Judgement:
     x, scale = call.operands["x"], call.operands["activation_scale"]
     quantizers = [reference.quantize] if quantize is None else [quantize, reference.quantize]
     judgements = []
@@ -85,14 +91,14 @@ def _judge_linear(call: Call, out: torch.Tensor, rows: torch.Tensor, quantize: Q
         if quantizer is quantize:
             _check_quantizer(Call.quantize(x, scale), rows, *quantized)
         a_scale = quantized[1].view(torch.uint8).reshape(layout.padded_scale_shape(call.m, call.k // BLOCK_SIZE))
-        judgements.append(_judge_product(call, quantized[0], a_scale, out, rows))
+        judgements.append(_judge_product(call, quantized[0], a_scale, out, rows, bias_afterwards))
         if not judgements[-1].wrong:
             return judgements[-1]
     return judgements[0]
 
 
 def _judge_product(
-    call: Call, a: torch.Tensor, a_scale: torch.Tensor, out: torch.Tensor, rows: torch.Tensor
+    call: Call, a: torch.Tensor, a_scale: torch.Tensor, out: torch.Tensor, rows: torch.Tensor, bias_afterwards: bool
 ) -> Judgement:
     named = call.operands
     exact, bound = gemm_bound(
@@ -104,6 +110,9 @@ def _judge_product(
         named.get("bias"),
         call.out_dtype,
     )
+    if bias_afterwards and "bias" in named:
+        # The sum before the bias is rounded once more, by half an ulp of itself.
+        bound = bound + (exact - named["bias"].to(torch.float64)).abs() * torch.finfo(call.out_dtype).eps
     got = out[rows]
     # A weight whose block scale is NaN makes a column of NaN, and so does the oracle.
     same = exact.isnan() & got.isnan()

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -27,7 +28,9 @@ from sglang_sm120.host.conventions import CONVENTIONS
 from sglang_sm120.host.patching import Patcher
 from sglang_sm120.host.seams import SEAMS
 from sglang_sm120.host.watch import WARM_UP_STEPS, Watcher
+from sglang_sm120.tuning import backend as tuned
 from sglang_sm120.verification import reproducer
+from sglang_sm120.verification.coverage import Coverage
 from tests.dispatch.machines import RTX, machine
 from tests.host.conftest import Serving
 from tests.host.linear_layers import Case, make_case
@@ -189,6 +192,31 @@ def test_a_fault_below_the_operator_ends_the_server_and_is_kept(
     assert (kept.backend, kept.layer, kept.call.m) == (backend, "model.layers.7.mlp.gate_up_proj", 9)
     assert torch.equal(kept.call.operands["x"], x)
     assert str(cache) not in path.read_text()
+
+
+def test_under_a_tuning_table_the_backend_of_this_m_is_judged_and_named(
+    serving: Serving, library: EmulatedLibrary, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_library", lambda device: (library, True))
+    serving.decide("sm120", facts=machine(RTX))
+    generator = fresh_generator()
+    case = make_case("modelopt", 64, [32], generator, same_scales=False)
+    case.layer.sm120_prepared = replace(case.layer.sm120_prepared, backend="sm120_tuned")  # type: ignore[arg-type, assignment]
+    tuned.add_plan((32, 64, torch.bfloat16, False), tuned.make_plan({1: "torch_reference", 8: "sm120"}, None))
+    try:
+        for m in (1, 9):
+            case.run(random_activation(m, 64, torch.bfloat16, generator))
+        assert watcher.coverage.checked == 2
+        right = native.linear
+        monkeypatch.setattr(native, "linear", lambda *a: right(*a) * 2)
+        tuned.forget_plans()
+        tuned.add_plan((32, 64, torch.bfloat16, False), tuned.make_plan({1: "torch_reference", 8: "sm120"}, None))
+        watcher.coverage = Coverage()
+        case.run(random_activation(1, 64, torch.bfloat16, generator))
+        with pytest.raises(VerificationError, match="served by sm120, is wrong"):
+            case.run(random_activation(9, 64, torch.bfloat16, generator))
+    finally:
+        tuned.forget_plans()
 
 
 def test_a_case_that_cannot_be_kept_is_reported_all_the_same(

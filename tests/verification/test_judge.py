@@ -120,6 +120,18 @@ def test_a_weight_of_nan_makes_nan_and_anything_else_is_wrong() -> None:
     assert "in rows 0 to 8" in judge(call, (out,)).wrong
 
 
+def test_a_bias_that_is_added_afterwards_costs_one_more_rounding() -> None:
+    call = calls.gemm(fresh_generator(), 64)
+    bias = call.operands["bias"]
+    bias.copy_(-computed(Call("gemm", {**call.operands, "bias": bias * 0}, torch.bfloat16))[0][3])
+    named = {name: tensor for name, tensor in call.operands.items() if name != "bias"}
+    (product,) = computed(Call("gemm", named, torch.bfloat16))
+    out = product + bias
+    assert judge(call, (out,), bias_afterwards=True).wrong == ""
+    assert "in row" in judge(call, (out,)).wrong
+    assert judge(call, (out + 1,), bias_afterwards=True).wrong
+
+
 def test_figures_are_those_of_the_worst_element() -> None:
     call = calls.gemm(fresh_generator())
     (out,) = computed(call)
