@@ -4,8 +4,8 @@
 
 Compiles every CUDA source for sm_120f and sm_121a and reads the SASS of each entry point:
 
-  * in a GEMM the block-scaled FP4 instruction (OMMA.SF) is there and no decoded multiply (HMMA) is; the fast quantizer
-    has the conversion to e2m1;
+  * in a GEMM the block-scaled FP4 instruction (OMMA.SF) is there and no decoded multiply (HMMA) is; what quantizes
+    by the fast rule has the conversion to e2m1;
   * no spills, no local memory, shared memory and registers within the limits of the card;
   * griddepcontrol.wait (ACQBULK) is on every path: no branch jumps over it and nothing exits in front of it;
   * in front of it nothing touches memory but cp.async (LDGSTS), as often as the first weights need it;
@@ -40,6 +40,8 @@ CP_ASYNC_FILES = {"cp_async.cuh", "weights.cuh", "operand.cuh"}
 #: Clocks that one OMMA occupies its quarter of an SM, from the data sheet's rate. More instructions than that for each
 #: would bound the tiled kernel by issue slots.
 OMMA_CLOCKS = 16
+#: quantize::InputType.
+INPUT_TYPES = ("bf16", "fp16")
 REFUSAL = "Plain sm_120/sm_121 has no FP4 tensor instruction"
 
 
@@ -184,13 +186,17 @@ def identify(symbol: str) -> Kernel:
         return Kernel(
             f"tiled {tile}, {rows}", 128, ring, ring // 2, 64, 2 if tile == 128 else 1, 5 if tile == 128 else 9
         )
-    if match := re.search(r"gemm_kernelILi(\d)ELi2E", symbol):
-        tiles, ring = int(match[1]), 8 * 2 * 2304  # warps, stages, bytes of a unit
+    if match := re.search(r"gemm_kernelI(?:LN.*InputTypeE(\d)E)?Li(\d)ELi2E", symbol):
+        tiles, ring = int(match[2]), 8 * 2 * 2304  # warps, stages, bytes of a unit
         shared = ring + 32 * 8 * tiles * 4 + 8
+        label = f"skinny, token tiles {tiles}"
+        if match[1] is not None:
+            label = f"skinny from {INPUT_TYPES[int(match[1])]}, tiles {tiles}"
         # 2 row tiles x 2 k64 steps x token tiles; 4 copies of codes and 1 of scales for each stage
-        return Kernel(f"skinny, token tiles {tiles}", 256, shared, ring, 4 * tiles, 2 if tiles <= 2 else 1, 10)
+        resident = 2 if tiles <= 2 else 1
+        return Kernel(label, 256, shared, ring, 4 * tiles, resident, 10, converts=match[1] is not None)
     if match := re.search(r"quantize_kernelI.*InputTypeE(\d).*RuleE(\d)ELi(\d)E", symbol):
-        kind, rule, block_rows = ("bf16", "fp16")[int(match[1])], ("exact", "fast")[int(match[2])], int(match[3])
+        kind, rule, block_rows = INPUT_TYPES[int(match[1])], ("exact", "fast")[int(match[2])], int(match[3])
         in_flight = 128 * block_rows * 32  # threads, rows and bytes of a block
         return Kernel(f"quantize {kind} {rule}, {block_rows} rows", 128, 0, in_flight, converts=rule == "fast")
     raise SystemExit(f"unknown kernel {symbol}: tools/kernel_gate.py must learn what to expect of it")
@@ -223,7 +229,7 @@ def inspect(target: str, symbol: str, code: list[tuple[str, str]], facts: dict[s
         "local memory": not any(o.startswith(("LDL", "STL")) for o in ops),
         "too much shared memory": kernel.shared <= MAX_SHARED,
         f"only {resident} CTA on an SM": resident >= kernel.resident,
-        "no e2m1 conversion": not kernel.converts or any(".E2M1." in o for o in ops),
+        "no e2m1 conversion": not kernel.converts or any(o.startswith("F2FP") and ".E2M1." in o for o in ops),
         f"{early_copies(ops)} copies before the dependency wait, not {kernel.early_copies}": (
             early_copies(ops) == kernel.early_copies
         ),

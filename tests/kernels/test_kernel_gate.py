@@ -71,6 +71,21 @@ def test_a_fast_quantizer_without_the_conversion_is_named(gate: ModuleType, rule
     assert gate.inspect("120f", name, converted, facts).failures == []
 
 
+def test_a_gemm_that_quantizes_needs_the_conversion_beside_its_multiplies(gate: ModuleType) -> None:
+    name = (
+        "_ZN5sm1206skinny22quantizing_gemm_kernelILNS_8quantize9InputTypeE1ELi2ELi2EEEvNS0_16QuantizingParamsE"
+    )  # fmt: skip
+    copy = ("op", "LDGSTS.E.BYPASS.128 [R1], desc[UR4][R2.64]")
+    multiply = ("op", "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X R4, R8, R12, R4, R16, R17")
+    code = [*[copy] * 10, ("op", "PREEXIT"), ("op", "ACQBULK"), *[multiply] * 8, ("op", "EXIT")]
+    facts = {"registers": 128, "stack": 0}
+    entry = gate.inspect("120f", name, code, facts)
+    assert entry.kernel == "skinny from fp16, tiles 2"
+    assert entry.failures == ["no e2m1 conversion"]
+    converted = [*code[:-1], ("op", "F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C R0, R1, R2, RZ"), code[-1]]
+    assert gate.inspect("120f", name, converted, facts).failures == []
+
+
 @pytest.mark.parametrize(
     ("copies", "multiplies", "facts", "complaint"),
     [
