@@ -8,6 +8,7 @@
 #include "emulation/state.h"
 #include "gemm/launch.h"
 #include "gemm_skinny/launch.h"
+#include "moe/launch.h"
 #include "quantize/launch.h"
 
 namespace {
@@ -29,8 +30,8 @@ size_t matrix_bytes(int rows, int64_t stride, int64_t width) {
 
 }  // namespace
 
-// Sizes and strides as in gemm::Params. With an encode scale `a` are 16-bit numbers, of the type of the output,
-// that the kernel quantizes, and there is no a_scale.
+// Sizes and strides as in gemm::Params. With an encode scale `a` are 16-bit numbers, of the type of the
+// output, that the kernel quantizes, and there is no a_scale.
 extern "C" int sm120_emulated_gemm(const uint8_t* a, const uint8_t* a_scale, const uint8_t* b,
                                    const uint8_t* b_scale, const float* alpha, const void* bias, void* out,
                                    int m, int n, int k, int a_stride, int b_stride, int64_t out_stride,
@@ -97,4 +98,71 @@ extern "C" int sm120_emulated_quantize(const void* x, const float* global_scale,
   const auto type = float16 != 0 ? quantize::InputType::kFloat16 : quantize::InputType::kBfloat16;
   const auto rule = exact != 0 ? quantize::Rule::kExact : quantize::Rule::kReciprocal;
   return quantize::launch_quantize(p, type, rule, true, nullptr);
+}
+
+// As moe::Params; `workspace` has sm120_emulated_moe_workspace() bytes.
+extern "C" int sm120_emulated_moe(const void* hidden, const int32_t* topk_ids, const float* topk_weights,
+                                  const uint8_t* w13, const uint8_t* w13_scales, const float* w13_alpha,
+                                  const float* input_scale, const uint8_t* w2, const uint8_t* w2_scales,
+                                  const float* w2_alpha, const float* inner_scale, void* out,
+                                  uint8_t* workspace, int64_t hidden_stride, int m, int top_k,
+                                  int hidden_size, int intermediate, int experts, int first_expert,
+                                  int input_scale_per_expert, int inner_scale_per_expert, int gate_first,
+                                  int relu2, int float16) {
+  moe::Params p = {};
+  p.hidden = hidden;
+  p.topk_ids = topk_ids;
+  p.topk_weights = topk_weights;
+  p.w13 = w13;
+  p.w13_scales = w13_scales;
+  p.w13_alpha = w13_alpha;
+  p.input_scale = input_scale;
+  p.w2 = w2;
+  p.w2_scales = w2_scales;
+  p.w2_alpha = w2_alpha;
+  p.inner_scale = inner_scale;
+  p.out = out;
+  p.workspace = workspace;
+  p.hidden_stride = hidden_stride;
+  p.out_stride = hidden_size;
+  p.m = m;
+  p.top_k = top_k;
+  p.hidden_size = hidden_size;
+  p.intermediate = intermediate;
+  p.experts = experts;
+  p.first_expert = first_expert;
+  p.input_scale_per_expert = input_scale_per_expert != 0;
+  p.inner_scale_per_expert = inner_scale_per_expert != 0;
+  p.gate_first = gate_first != 0;
+  p.activation = relu2 != 0 ? moe::Activation::kRelu2 : moe::Activation::kSilu;
+  p.type = float16 != 0 ? gemm::OutputType::kFloat16 : gemm::OutputType::kBfloat16;
+
+  const int rows = moe::w13_rows(p);
+  const auto pairs = static_cast<size_t>(m) * top_k;
+  const auto count = static_cast<size_t>(experts);
+  emu::regions.clear();
+  declare("hidden", kInput, hidden, 2 * matrix_bytes(m, hidden_stride, hidden_size));
+  // The second kernel reads the routing before its wait: it was written in front of the first one.
+  declare("topk_ids", kWeights, topk_ids, sizeof(int32_t) * pairs);
+  declare("topk_weights", kWeights, topk_weights, sizeof(float) * pairs);
+  declare("w13", kWeights, w13, count * rows * hidden_size / 2);
+  declare("w13_scales", kWeights, w13_scales, count * scale_bytes(rows, hidden_size));
+  declare("w13_alpha", kInput, w13_alpha, sizeof(float) * count);
+  declare("input_scale", kInput, input_scale, sizeof(float) * (input_scale_per_expert != 0 ? count : 1));
+  declare("w2", kWeights, w2, count * hidden_size * intermediate / 2);
+  declare("w2_scales", kWeights, w2_scales, count * scale_bytes(hidden_size, intermediate));
+  declare("w2_alpha", kInput, w2_alpha, sizeof(float) * count);
+  declare("inner_scale", kInput, inner_scale, sizeof(float) * (inner_scale_per_expert != 0 ? count : 1));
+  declare("out", kOutput, out, size_t{2} * m * hidden_size);
+  declare("workspace", kOutput, workspace, static_cast<size_t>(moe::workspace_bytes(m, top_k, intermediate)));
+  after_launch = [] { emu::regions.back().kind = kInput; };
+  gemm::Device device = {};
+  cudaError_t error = gemm::current_device(&device);
+  if (error == cudaSuccess) error = moe::launch_moe(p, device, true, nullptr);
+  after_launch = nullptr;
+  return error;
+}
+
+extern "C" int64_t sm120_emulated_moe_workspace(int m, int top_k, int intermediate) {
+  return moe::workspace_bytes(m, top_k, intermediate);
 }

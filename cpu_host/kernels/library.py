@@ -28,6 +28,10 @@ class EmulatedLibrary:
         self._quantizes_inside.argtypes = [_INT] * 3
         self._quantize = library.sm120_emulated_quantize
         self._quantize.argtypes = [*[_ADDRESS] * 4, _LONG, *[_INT] * 5]
+        self._moe = library.sm120_emulated_moe
+        self._moe.argtypes = [*[_ADDRESS] * 13, _LONG, *[_INT] * 11]
+        self._moe_workspace = library.sm120_emulated_moe_workspace
+        self._moe_workspace.argtypes, self._moe_workspace.restype = [_INT] * 3, _LONG
         self._lock = threading.Lock()
 
     def nvfp4_gemm(
@@ -120,6 +124,60 @@ class EmulatedLibrary:
                 x.stride(0), m, k, int(x.dtype == torch.float16), int(swizzled), int(exact),
             )  # fmt: skip
         _check("the quantizer", error)
+
+    def nvfp4_moe_workspace(self, m: int, top_k: int, intermediate: int) -> int:
+        return int(self._moe_workspace(m, top_k, intermediate))
+
+    def nvfp4_moe(
+        self,
+        hidden: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        w13: torch.Tensor,
+        w13_scale: torch.Tensor,
+        w13_alpha: torch.Tensor,
+        w13_input_scale: torch.Tensor,
+        w2: torch.Tensor,
+        w2_scale: torch.Tensor,
+        w2_alpha: torch.Tensor,
+        w2_input_scale: torch.Tensor,
+        out: torch.Tensor,
+        workspace: torch.Tensor,
+        activation: int,
+        gate_first: bool,
+        first_expert: int,
+        dependent_launch: bool,
+    ) -> None:
+        (m, width), top_k, (experts, rows, _) = hidden.shape, topk_ids.shape[1], w13.shape
+        inner = 2 * w2.shape[2]
+        _require(hidden.dtype in _OUTPUTS and width % 16 == 0, "hidden must be bfloat16 or float16 [M, H], H % 16 == 0")
+        _require(inner > 0 and inner % 16 == 0, "the intermediate size must be a positive multiple of 16")
+        _require(rows == (inner if activation else 2 * inner), "w13 must have the rows that w2 and activation ask for")
+        for weights, scale, n, k in ((w13, w13_scale, rows, width), (w2, w2_scale, width, inner)):
+            _require(weights.is_contiguous() and weights.shape == (experts, n, k // 2), "weights must be contiguous")
+            padded = experts * (-(-n // 128)) * (-(-k // 64)) * 512
+            _require(
+                scale.dtype in _BYTES and scale.is_contiguous() and scale.numel() == padded, "scales must be padded"
+            )
+            _require(_starts_at(weights, 16) and _starts_at(scale, 16), "weights and scales must be aligned")
+        for ids, dtype in ((topk_ids, torch.int32), (topk_weights, torch.float32)):
+            _require(ids.dtype == dtype and ids.is_contiguous() and len(ids) == m, "routing must be int32 and float32")
+        for values in (w13_alpha, w2_alpha):
+            _require(values.dtype == torch.float32 and values.shape == (experts,), "alpha must be float32 [experts]")
+        for values in (w13_input_scale, w2_input_scale):
+            _require(values.dtype == torch.float32 and values.numel() in (1, experts), "input scales must be float32")
+        _require(out.dtype == hidden.dtype and out.is_contiguous() and out.shape == (m, width), "out must be [M, H]")
+        tensors = (
+            hidden, topk_ids, topk_weights, w13, w13_scale, w13_alpha, w13_input_scale,
+            w2, w2_scale, w2_alpha, w2_input_scale, out, workspace,
+        )  # fmt: skip
+        with self._lock:
+            error = self._moe(
+                *map(_address, tensors), hidden.stride(0) if m > 1 else width, m, top_k, width, inner, experts,
+                first_expert, *(int(t.numel() == experts and experts > 1) for t in (w13_input_scale, w2_input_scale)),
+                int(gate_first), activation, int(hidden.dtype == torch.float16),
+            )  # fmt: skip
+        _check("the experts", error)
 
 
 def _require(condition: bool, remedy: str) -> None:

@@ -120,8 +120,11 @@ void nvfp4_moe(TensorView hidden, TensorView topk_ids, TensorView topk_weights, 
   const DeviceGuard guard(device.device_id);
   gemm::Device facts = {};
   check_cuda(gemm::current_device(&facts), "reading the device's properties");
-  check_cuda(moe::launch_moe(p, facts, dependent_launch, current_stream(device)),
-             "launching the NVFP4 experts");
+  const cudaError_t error = moe::launch_moe(p, facts, dependent_launch, current_stream(device));
+  SM120_REQUIRE(
+      error != cudaErrorInvalidValue,
+      "M * top_k, H and the number of experts are too much together for shared memory: pass fewer tokens");
+  check_cuda(error, "launching the NVFP4 experts");
 }
 
 /// Bytes of the workspace of nvfp4_moe.

@@ -55,6 +55,9 @@ cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {
   return bytes <= kOptInLimit ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+/// Called behind each launch, if set: what one kernel writes, a later one may read.
+inline void (*after_launch)() = nullptr;
+
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* launch, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
@@ -72,5 +75,6 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* launch, void (*kernel)(
                                   static_cast<uint32_t>(launch->dynamicSmemBytes),
                                   /*seed=*/1};
   emu::launch(shape, [&] { kernel(arguments...); });
+  if (after_launch != nullptr) after_launch();
   return cudaSuccess;
 }
