@@ -29,7 +29,8 @@ constexpr int kMaxHiddenSize = 12288;
 /// What a launch chooses.
 struct Config {
   int gate_up_shift;  // log2 of the CTAs that share K of a gate/up tile; 0 if an expert may have more tokens
-                      // than gate_up_rows
+                      // than gate_up_rows, or a CTA more tiles than one
+  int gate_up_tiles;  // tiles that a CTA works through, one behind the other
   int gate_up_rows;   // tokens of an expert that are worked off together
   int down_shift;     // log2 of the CTAs that share the experts of a down tile
 };
@@ -77,17 +78,21 @@ constexpr int kInbox = kWarps * kRingBytes;
 constexpr int kInboxBytes = skinny::kTileRows * kColumns * 4 + 16;
 constexpr int kRouting = kInbox + kInboxBytes;
 
-/// gate/up: pairs' experts, one bit an expert, counts of the warps, tokens of the expert, their quantized
-/// rows.
+/// A column of partial sums (32 local rows) is 36 floats apart: lanes (g, t) of a store hit 32 banks.
+constexpr int kPartialBytes = (skinny::kTileRows + 4) * 4;
+
+/// gate/up: pairs' experts, one bit an expert, counts of the warps, tokens of the expert, the warps' partial
+/// sums (apart from the rings, which hold the next tile by then), quantized rows of the tokens.
 struct GateUpShared {
-  int experts_of_pairs, active, counts, tokens, rows, row_pitch, bytes;
+  int experts_of_pairs, active, counts, tokens, partials, rows, row_pitch, bytes;
 
   constexpr GateUpShared(const Params& params, int units, int rows_at_once)
       : experts_of_pairs(kRouting),
         active(experts_of_pairs + 4 * params.m * params.top_k),
         counts(active + (params.experts + 31) / 32 * 4),
         tokens(counts + 4 * kWarps),
-        rows((tokens + 4 * params.m + 15) / 16 * 16),
+        partials((tokens + 4 * params.m + 15) / 16 * 16),
+        rows(partials + kWarps * rows_at_once * kPartialBytes),
         // Codes (64 bytes a unit), then scales (8); eight rows a multiple of 128 bytes plus 16 apart hit
         // every bank once.
         row_pitch((units * 72 + 127 - 16) / 128 * 128 + 16),
@@ -116,16 +121,34 @@ constexpr int choose_shift(int64_t tiles, int units, int sm_count, int max_clust
   return shift;
 }
 
-constexpr Config choose_config(const Params& params, int sm_count, int max_cluster) {
-  Config config = {0, params.m < kColumns ? params.m : kColumns, 0};
+/// Shared memory with which two CTAs fit on an SM12x SM.
+constexpr int kHalfShared = 102400 / 2 - 1024;
+/// CTAs that a launch should leave for each place of the card (two an SM) when it gives a CTA more tiles.
+constexpr int kTurns = 3;
+
+/// Eight tokens at once, or as few as four if two CTAs then fit on an SM, or as many as fit at all.
+constexpr int choose_rows(const Params& params) {
   const int units = units_along(params.hidden_size);
+  const int most = params.m < kColumns ? params.m : kColumns;
+  const int least = most < 4 ? most : 4;
+  int rows = most;
+  while (rows > least && GateUpShared(params, units, rows).bytes > kHalfShared) --rows;
+  if (GateUpShared(params, units, rows).bytes <= kHalfShared) return rows;
+  for (rows = most; rows > 1 && GateUpShared(params, units, rows).bytes > kMaxShared;) --rows;
+  return rows;
+}
+
+/// Clusters where tiles are scarce, several tiles a CTA where they abound: the CTA then asks topk_ids and
+/// quantizes its tokens once for all of them, and the next tile's weights arrive while sums are added.
+constexpr Config choose_config(const Params& params, int sm_count, int max_cluster) {
+  const int64_t tiles = int64_t{1} * gate_up_tiles(params) * active_experts(params);
+  Config config = {0, 1, params.m < kColumns ? params.m : kColumns, 0};
   if (params.m <= kColumns) {
-    config.gate_up_shift = choose_shift(int64_t{1} * gate_up_tiles(params) * active_experts(params), units,
-                                        sm_count, max_cluster);
-  } else {
-    while (config.gate_up_rows > 1 && GateUpShared(params, units, config.gate_up_rows).bytes > kMaxShared) {
-      --config.gate_up_rows;
-    }
+    config.gate_up_shift = choose_shift(tiles, units_along(params.hidden_size), sm_count, max_cluster);
+  }
+  if (config.gate_up_shift == 0) {
+    config.gate_up_rows = choose_rows(params);
+    while (tiles >= int64_t{4} * kTurns * sm_count * config.gate_up_tiles) config.gate_up_tiles *= 2;
   }
   config.down_shift =
       choose_shift(int64_t{1} * skinny::row_tiles(params.hidden_size) * token_blocks(params.m),

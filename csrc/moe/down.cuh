@@ -251,7 +251,8 @@ KERNEL_FN void __launch_bounds__(kThreads, 2) down_kernel(const GRID_CONSTANT Ke
     current = next;
   }
   const OutputWriter writer(params, tokens.first, tile);
-  reduce(totals, base, inbox, tokens.count, thread, writer);
+  // The warp's own ring is free: its last stage has been multiplied.
+  reduce(totals, base, kRingBytes, inbox, tokens.count, thread, writer);
 }
 
 }  // namespace sm120::moe

@@ -19,78 +19,96 @@
 
 namespace sm120::moe {
 
-/// Row of w13 for local row 8 q + p: the gate's rows (or the first 16) at q = 0 and 1, the others at 2 and 3.
-DEVICE_FN int gate_up_row(const Params& params, int tile, int q, int p) {
-  const int local = q % 2 * 8 + p;
-  if (params.activation == Activation::kSilu) {
-    const bool first_half = (q < 2) == params.gate_first;
-    return 16 * tile + local + (first_half ? 0 : params.intermediate);
-  }
-  const int row = 32 * tile + q / 2 * 16 + local;
-  return row < params.intermediate ? row : params.intermediate - 1;  // its sums are not stored
-}
-
-/// The weights of one tile of an expert.
+/// The weights of an expert. Local rows 0..15 are the gate's rows of a tile, 16..31 those that they are
+/// multiplied with; without a gate 32 rows as they come.
 template <bool kAligned>
 class GateUpWeights {
  public:
-  DEVICE_FN GateUpWeights(const Params& params, int tile, uint32_t expert, int lane)
-      : codes_(params.w13 + expert * (static_cast<int64_t>(w13_rows(params)) * (params.hidden_size / 2)),
-               params.hidden_size, rows_of(params, tile, lane / 4).row, lane),
-        scales_(params.w13_scales + expert * (scale_tile_offset((w13_rows(params) + 127) / 128, 0,
-                                                                scale_tiles_along_k(params.hidden_size)))),
+  DEVICE_FN GateUpWeights(const Params& params, uint32_t expert, int lane)
+      : weights_(params.w13 + expert * (static_cast<int64_t>(w13_rows(params)) * (params.hidden_size / 2))),
+        scales_(params.w13_scales + expert * scale_tile_offset((w13_rows(params) + 127) / 128, 0,
+                                                               scale_tiles_along_k(params.hidden_size))),
         k_(params.hidden_size),
-        scale_row_(gate_up_row(params, tile, lane / 8, lane % 8)),
-        lane_(lane) {}
+        last_row_(w13_rows(params) - 1),
+        lane_(lane) {
+    const bool gated = params.activation == Activation::kSilu;
+    tile_rows_ = gated ? 16 : 32;
+    first_[0] = gated && !params.gate_first ? params.intermediate : 0;
+    first_[1] = !gated ? 16 : params.gate_first ? params.intermediate : 0;
+  }
 
-  DEVICE_FN void load(uint32_t stage, int unit) const {
-    codes_.load(stage, unit);
-    load_scale_words(stage, scales_, k_, scale_row_, unit, lane_);
+  /// Start the copies of a unit of `tile`.
+  DEVICE_FN void load(uint32_t stage, int tile, int unit) const {
+    int rows[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) rows[q] = row(tile, q, lane_ / 4);
+    CodeRows<kAligned>(weights_, k_, rows, lane_).load(stage, unit);
+    load_scale_words(stage, scales_, k_, row(tile, lane_ / 8, lane_ % 8), unit, lane_);
   }
 
  private:
-  struct Quad {
-    int row[4];
-  };
-  static DEVICE_FN Quad rows_of(const Params& params, int tile, int p) {
-    return {{gate_up_row(params, tile, 0, p), gate_up_row(params, tile, 1, p),
-             gate_up_row(params, tile, 2, p), gate_up_row(params, tile, 3, p)}};
+  /// Clamped: the last tile without a gate may have 16 rows, the sums of the others are not stored.
+  DEVICE_FN int row(int tile, int q, int p) const {
+    const int wanted = tile * tile_rows_ + (q < 2 ? first_[0] : first_[1]) + q % 2 * 8 + p;
+    return wanted < last_row_ ? wanted : last_row_;
   }
 
-  CodeRows<kAligned> codes_;
+  const uint8_t* weights_;
   const uint8_t* scales_;
-  int k_, scale_row_, lane_;
+  int k_, last_row_, lane_, tile_rows_;
+  int first_[2];
 };
 
+/// What a warp multiplies, tile by tile: its units of K of each. Its ring holds the next kStages of them.
 template <bool kAligned>
-DEVICE_FN void load_first_units(const GateUpWeights<kAligned>& weights, uint32_t ring,
-                                const skinny::UnitRange& range) {
-#pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-    if (stage < range.count) weights.load(ring + stage * skinny::kUnitBytes, range.first + stage * kWarps);
-    ptx::cp_async_commit();
-  }
-}
+class GateUpStream {
+ public:
+  DEVICE_FN GateUpStream(const GateUpWeights<kAligned>& weights, uint32_t ring,
+                         const skinny::UnitRange& range, int end_tile)
+      : weights_(weights), range_(range), ring_(ring), end_(end_tile) {}
 
-/// The warp's units; its ring holds the first kStages.
-template <bool kAligned>
-DEVICE_FN void multiply_units(Sums& sums, const GateUpWeights<kAligned>& weights, uint32_t ring,
-                              const Rows& rows, const skinny::UnitRange& range, int k, int lane) {
-  uint32_t stage = ring;
-  int unit = range.first;
-  for (int left = range.count; left > 0; --left) {
-    skinny::TokenUnit<1> tokens = token_unit(rows, unit, lane);
-    ptx::cp_async_wait<kStages - 1>();
-    ptx::sync_warp();  // the other lanes' copies have landed too
-    skinny::multiply_unit(sums, stage, tokens, (k - unit * skinny::kUnitK) / kBlock, lane);
-    ptx::sync_warp();  // nobody reads this stage any more
-    if (left > kStages) weights.load(stage, unit + kStages * kWarps);
-    ptx::cp_async_commit();  // also when empty: the wait above counts groups
-    stage = stage == ring ? ring + skinny::kUnitBytes : ring;
-    unit += kWarps;
+  /// Put the first stages in flight, from `tile` on.
+  DEVICE_FN void start(int tile) {
+    stage_ = ring_;
+    tile_ = range_.count > 0 ? tile : end_;
+    turn_ = 0;
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) load_next(ring_ + stage * skinny::kUnitBytes);
   }
-}
-static_assert(kStages == 2, "stages alternate");
+
+  /// Multiply the warp's units of the next tile.
+  DEVICE_FN void multiply_tile(Sums& sums, const Rows& rows, int k, int lane) {
+    for (int unit = range_.first; unit < range_.first + range_.count * kWarps; unit += kWarps) {
+      skinny::TokenUnit<1> tokens = token_unit(rows, unit, lane);
+      ptx::cp_async_wait<kStages - 1>();
+      ptx::sync_warp();  // the other lanes' copies have landed too
+      skinny::multiply_unit(sums, stage_, tokens, (k - unit * skinny::kUnitK) / kBlock, lane);
+      ptx::sync_warp();  // nobody reads this stage any more
+      load_next(stage_);
+      stage_ = stage_ == ring_ ? ring_ + skinny::kUnitBytes : ring_;
+    }
+  }
+
+ private:
+  static_assert(kStages == 2, "stages alternate");
+
+  DEVICE_FN void load_next(uint32_t stage) {
+    if (tile_ < end_) {
+      weights_.load(stage, tile_, range_.first + turn_ * kWarps);
+      if (++turn_ == range_.count) {
+        turn_ = 0;
+        ++tile_;
+      }
+    }
+    ptx::cp_async_commit();  // also when empty: waits count groups
+  }
+
+  const GateUpWeights<kAligned>& weights_;
+  const skinny::UnitRange& range_;
+  uint32_t ring_, stage_;
+  int end_;
+  int tile_, turn_;  // what is loaded next
+};
 
 template <InputType kType, bool kAligned>
 KERNEL_FN void __launch_bounds__(kThreads, 2) gate_up_kernel(const GRID_CONSTANT KernelParams params) {
@@ -98,7 +116,9 @@ KERNEL_FN void __launch_bounds__(kThreads, 2) gate_up_kernel(const GRID_CONSTANT
   const int lane = thread % 32;
   const int shift = params.config.gate_up_shift;
   const int rank = ptx::block_index() & ((1 << shift) - 1);
-  const int tile = ptx::block_index() >> shift;
+  const int first_tile = (ptx::block_index() >> shift) * params.config.gate_up_tiles;
+  const int wanted_end = first_tile + params.config.gate_up_tiles;
+  const int end_tile = wanted_end < gate_up_tiles(params) ? wanted_end : gate_up_tiles(params);
   const int units = units_along(params.hidden_size);
   const int slice_units = (units + (1 << shift) - 1) >> shift;
   const GateUpShared shared(params, slice_units, params.config.gate_up_rows);
@@ -114,12 +134,14 @@ KERNEL_FN void __launch_bounds__(kThreads, 2) gate_up_kernel(const GRID_CONSTANT
   mark_experts(params, base + shared.experts_of_pairs, base + shared.active, thread);
   const uint32_t expert = nth_expert(params, base + shared.active, ptx::block_index_y());
   if (expert == kNoExpert) return;
-  const GateUpWeights<kAligned> weights(params, tile, expert, lane);
-  load_first_units(weights, ring, range);
+  const GateUpWeights<kAligned> weights(params, expert, lane);
+  GateUpStream<kAligned> stream(weights, ring, range, end_tile);
+  stream.start(first_tile);
   const int tokens = list_tokens(params, shared, base, expert, thread);
   const float scale = ptx::load_global_f32(params.input_scale + (params.input_scale_per_expert ? expert : 0));
 
-  Rows rows = {base + static_cast<uint32_t>(shared.tokens),
+  const uint32_t pitch = params.config.gate_up_rows * kPartialBytes;
+  Rows rows = {0,
                base + static_cast<uint32_t>(shared.rows),
                shared.row_pitch,
                slice_units * skinny::kUnitRowBytes,
@@ -129,18 +151,18 @@ KERNEL_FN void __launch_bounds__(kThreads, 2) gate_up_kernel(const GRID_CONSTANT
     const int left = tokens - first;
     rows.list = base + shared.tokens + 4 * first;
     rows.count = left < params.config.gate_up_rows ? left : params.config.gate_up_rows;
-    if (first > 0) {
-      ptx::sync_block();  // the last sums have been read, where the rings are
-      load_first_units(weights, ring, range);
-    }
+    if (first > 0) stream.start(first_tile);
     const Inbox inbox(base + kInbox, rank, shift, rows.count);
     inbox.open(thread);  // without peers nothing; with them there is one turn
     if (range.count > 0) RowQuantizer<kType>(params, rows, range, scale, lane).run();
     ptx::sync_warp();
-    Sums sums = {};
-    multiply_units(sums, weights, ring, rows, range, params.hidden_size, lane);
-    const ActivationWriter writer(params, tile, expert, rows.list);
-    reduce(sums, base, inbox, rows.count, thread, writer);
+    for (int tile = first_tile; tile < end_tile; ++tile) {
+      Sums sums = {};
+      stream.multiply_tile(sums, rows, params.hidden_size, lane);
+      if (first > 0 || tile > first_tile) ptx::sync_block();  // the last partial sums have been read
+      const ActivationWriter writer(params, tile, expert, rows.list);
+      reduce(sums, base + shared.partials, pitch, inbox, rows.count, thread, writer);
+    }
   }
 }
 

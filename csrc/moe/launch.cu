@@ -51,9 +51,10 @@ cudaError_t launch_moe(const Params& params, const gemm::Device& device, bool de
   };
   const int experts = active_experts(params);
   if (experts > 0) {
-    const cudaError_t error = launch_kernel(select_gate_up(params), own,
-                                            grid(gate_up_tiles(params), own.config.gate_up_shift, experts),
-                                            own.config.gate_up_shift, shared, dependent_launch, stream);
+    const cudaError_t error =
+        launch_kernel(select_gate_up(params), own,
+                      grid(gate_up_columns(params, own.config), own.config.gate_up_shift, experts),
+                      own.config.gate_up_shift, shared, dependent_launch, stream);
     if (error != cudaSuccess) return error;
   }
   // The kernel in front is gate/up, unless there is no expert: then whatever is in front is unknown.

@@ -26,10 +26,21 @@ DEVICE_FN void mark_experts(const Params& params, uint32_t experts_of_pairs, uin
     ptx::store_shared_u32(active + 4 * word, 0);
   }
   ptx::sync_block();
-  for (int pair = thread; pair < params.m * params.top_k; pair += kThreads) {
-    const uint32_t expert = local_expert(params, pair);
-    ptx::store_shared_u32(experts_of_pairs + 4 * pair, expert);
-    if (expert != kNoExpert) ptx::set_shared_bits(active + expert / 32 * 4, 1u << expert % 32);
+  constexpr int kAtOnce = 4;  // loads that overlap
+  const int pairs = params.m * params.top_k;
+  for (int first = thread; first < pairs; first += kAtOnce * kThreads) {
+    uint32_t expert[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int pair = first + i * kThreads;
+      expert[i] = pair < pairs ? local_expert(params, pair) : kNoExpert;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int pair = first + i * kThreads;
+      if (pair < pairs) ptx::store_shared_u32(experts_of_pairs + 4 * pair, expert[i]);
+      if (expert[i] != kNoExpert) ptx::set_shared_bits(active + expert[i] / 32 * 4, 1u << expert[i] % 32);
+    }
   }
   ptx::sync_block();
 }

@@ -13,23 +13,46 @@ using Sums = skinny::Accumulators<1>;
 using Inbox = skinny::ClusterInbox<1>;
 static_assert(skinny::kPairsPerToken == 16, "half a warp has a column");
 
-/// `columns` of the eight are wanted. `rings` is the first warp's ring.
+SHARED_FN uint32_t partial_offset(int column, int local_row) {
+  return static_cast<uint32_t>(column * kPartialBytes + local_row * 4);
+}
+
+/// Columns from `columns` on are nobody's.
+DEVICE_FN void store_partials(const Sums& sums, uint32_t partials, int columns, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int column = 2 * (lane % 4) + i;
+    if (column >= columns) continue;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ptx::store_shared_f32(partials + partial_offset(column, 8 * (tile + 2 * half) + lane / 4),
+                              sums.tile[tile][0].reg[2 * half + i]);
+      }
+    }
+  }
+}
+
+/// `columns` of the eight are wanted. The partial sums of a warp go to `partials` plus `pitch` times its
+/// number, where nobody reads or writes any more.
 template <typename Finish>
-DEVICE_FN void reduce(const Sums& sums, uint32_t rings, const Inbox& inbox, int columns, int thread,
-                      const Finish& finish) {
+DEVICE_FN void reduce(const Sums& sums, uint32_t partials, uint32_t pitch, const Inbox& inbox, int columns,
+                      int thread, const Finish& finish) {
   constexpr int kPairs = Inbox::kPairs;
   static_assert(kPairs <= kThreads && kPairs % 32 == 0, "one pair a thread, in whole warps");
   inbox.wait_for_peers();
-  skinny::store_partials(sums, rings + thread / 32 * kRingBytes, 0, thread % 32);
+  store_partials(sums, partials + thread / 32 * pitch, columns, thread % 32);
   ptx::sync_block();
-  if (thread < kPairs) {
+  if (thread < (columns + 1) / 2 * 32) {  // whole warps, two columns each
     const int column = thread / skinny::kPairsPerToken;
     const int pair = thread % skinny::kPairsPerToken;
-    const ptx::Float2 sum =
-        skinny::sum_in_order<kWarps>(rings + skinny::partial_offset(column, 2 * pair), kRingBytes, kWarps);
+    const bool live = column < columns;
+    const ptx::Float2 sum = skinny::sum_in_order<kWarps>(
+        partials + partial_offset(live ? column : columns - 1, 2 * pair), pitch, kWarps);
     if (inbox.alone()) {
-      finish(column, pair, sum, column < columns);
-    } else if (column < columns) {
+      finish(column, pair, sum, live);
+    } else if (live) {
       inbox.push(thread, sum);
     }
   }

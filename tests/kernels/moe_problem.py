@@ -20,7 +20,7 @@ from sglang_sm120 import reference
 
 #: What the workspace holds before the first launch.
 POISON = 0xEE
-AS_LAUNCHED = (-1, -1, -1)
+AS_LAUNCHED = (-1, -1, -1, -1)
 
 
 @dataclass
@@ -43,8 +43,8 @@ class MoeProblem:
     first_expert: int = 0
     hidden_padding: int = 0
     out_padding: int = 0
-    #: log2 of the cluster of gate/up, rows at once, log2 of the cluster of down; -1 as the launcher chooses.
-    config: tuple[int, int, int] = AS_LAUNCHED
+    #: log2 of the cluster of gate/up, tiles a CTA, rows at once, log2 of the cluster of down; -1 as the launcher chooses.
+    config: tuple[int, int, int, int] = AS_LAUNCHED
     workspace: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property

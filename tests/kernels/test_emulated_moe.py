@@ -65,13 +65,14 @@ def require_right(program: Path, problem: MoeProblem, folder: Path, seed: int = 
 CASES = {
     "one token, one block": (1, 1, 16, 16, 1, {}),
     "one token, several experts": (1, 3, 272, 48, 5, {}),
-    "K of both split over clusters": (2, 2, 1040, 272, 3, {"config": (1, 2, 1), "hidden_padding": 8}),
-    "clusters of eight": (1, 2, 2064, 144, 2, {"config": (3, 1, 3)}),
+    "K of both split over clusters": (2, 1, 400, 80, 2, {"config": (1, 1, 2, 1), "hidden_padding": 8}),
+    "clusters of eight": (1, 2, 144, 16, 2, {"config": (3, 1, 1, 2)}),
     "float16, gate first": (3, 2, 144, 80, 4, {"dtype": torch.float16, "gate_first": True, "out_padding": 6}),
     "no gate, odd number of blocks": (4, 3, 208, 48, 4, {"relu2": True}),
     "scales for each expert": (5, 2, 96, 64, 4, {"per_expert": True}),
     "more tokens than columns": (19, 2, 64, 32, 3, {}),
-    "few rows at once": (11, 1, 80, 16, 2, {"config": (0, 3, 0)}),
+    "few rows at once": (11, 1, 80, 48, 2, {"config": (0, 2, 3, 0)}),
+    "several tiles a CTA": (3, 2, 272, 80, 2, {"config": (0, 3, 3, 0)}),
     "rows past 128": (2, 1, 160, 144, 1, {"gate_first": True}),
 }
 
