@@ -11,18 +11,23 @@ from typing import Any
 
 import pytest
 
+from cpu_host.checkpoints import Spec, make
+from cpu_host.server import free_port
+from sglang_sm120.backends import BACKENDS
 from sglang_sm120.host.source_probe import package_root
 from sglang_sm120.upstream.catalog import Catalog
 from sglang_sm120.upstream.target import Target
+from tests.matrix.test_releases import ask_scheduler, command
 from tests.patches.releases import Release, patched, published
 
 SCRIPT = Path(__file__).with_name("with_plugin.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def ask(python: str, release: str, target: Target) -> dict[str, Any]:
     run = subprocess.run(
         [python, str(SCRIPT), release],
-        env={**os.environ, "PYTHONPATH": str(target.package.parent), "SGLANG_USE_CPU_ENGINE": "1"},
+        env={**os.environ, "PYTHONPATH": f"{target.package.parent}:{ROOT}", "SGLANG_USE_CPU_ENGINE": "1"},
         cwd=target.package.parent,
         capture_output=True,
         text=True,
@@ -38,7 +43,11 @@ def check(answer: dict[str, Any], native: set[str]) -> None:
     assert answer["problems"] == {}
     assert set(answer["states"].values()) <= {"live", "armed", "absent"}, answer["states"]
     assert native <= set(answer["native"]), "the patch made them members of SGLang's own enum"
-    assert "torch_reference" in set(answer["members"]) - set(answer["native"]), "the package added its own"
+    registered = answer["registered"].get("values", [])
+    added = set(answer["members"]) - set(answer["native"])
+    # Where SGLang has a registration the package uses it and leaves the enum alone.
+    assert "torch_reference" in (registered or added)
+    assert not (registered and added)
     for value in {*native, "torch_reference"}:
         assert answer["choices"].count(value) == 1
     for value in native:
@@ -53,6 +62,9 @@ def test_the_newest_release(real: Catalog, tmp_path: Path) -> None:
     answer = ask(sys.executable, "0.5.23", target)
     check(answer, {"flashinfer_auto", "flashinfer_b12x"})
     assert (answer["members"]["flashinfer_b12x"], answer["members"]["flashinfer_auto"]) == ("b12x", "auto")
+    ours = {b.value for b in BACKENDS.values() if b.implementation is not None}
+    assert set(answer["registered"].pop("values")) == ours
+    assert answer["registered"] == {"member": "external", "right": True}
 
 
 @pytest.mark.matrix
@@ -63,3 +75,23 @@ def test_the_first_release_with_plugins(real: Catalog, tmp_path: Path) -> None:
     check(answer, {"flashinfer_cutedsl"})
     assert answer["members"]["flashinfer_cutedsl"] == "cute-dsl"
     assert "flashinfer_b12x" in answer["members"], "what the patch does not bring is still added by the package"
+
+
+@pytest.mark.matrix
+@pytest.mark.server
+def test_a_spawned_scheduler_of_a_patched_release_resolves_every_value(real: Catalog, tmp_path: Path) -> None:
+    package = package_root()
+    assert package is not None
+    target, _ = patched(Release("0.5.23", sys.executable, package), real, tmp_path / "patched", tree=False)
+    model = make(tmp_path / "model", Spec(format="modelopt"))
+    words = command("launch_server", sys.executable, model, tmp_path, free_port())
+    path = os.pathsep.join([str(ROOT / "tests" / "matrix" / "witness"), str(target.package.parent), str(ROOT)])
+    evidence = ask_scheduler(words, tmp_path / "evidence", PYTHONPATH=path)
+    expected = {b.value: "external" for b in BACKENDS.values() if b.implementation is not None}
+    expected |= {value: value for value in ("flashinfer_b12x", "flashinfer_auto")}
+    for value, member in expected.items():
+        found = evidence[value]
+        assert found["resolved"] == member, found
+        assert found["refusal"] is None
+        assert set(found["states"].values()) <= {"live", "absent"}, found["states"]
+    assert "10.x" in evidence["flashinfer_trtllm"]["refusal"]
