@@ -20,6 +20,7 @@ from packaging.version import Version
 
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.host.conventions import CONVENTIONS
+from sglang_sm120.host.seams import SEAMS
 from tests.matrix.conftest import ROOT, interpreter_of
 from tests.support.moe_configs import QUANTIZATION_CONFIGS, write_moe_config
 from tools.envs import RELEASES
@@ -116,7 +117,9 @@ def check(evidence: dict[str, Any], release: str) -> None:
     unknown = {value for value, facts in evidence.items() if "unknown to SGLang" in facts}
     assert unknown <= {"cutlass", "marlin", "flashinfer_trtllm"} - set(OURS)
     for facts in (f for value, f in evidence.items() if value not in unknown):
-        assert set(facts["states"].values()) <= {"live", "absent"}, facts["states"]
+        waiting = {name for name, state in facts["states"].items() if state not in ("live", "absent")}
+        assert waiting <= {seam.name for seam in SEAMS if seam.on_demand}, facts["states"]
+        assert {facts["states"][name] for name in waiting} <= {"armed"}, facts["states"]
         assert {name for name, state in facts["states"].items() if state == "absent"} == absent_in(version)
     assert len({facts["pid"] for facts in evidence.values() if "pid" in facts}) >= len(OURS)
 
@@ -146,6 +149,9 @@ def absent_in(version: Version) -> set[str]:
     absent = set() if version >= Version("0.5.20") else {"pre-emption"}
     absent |= set() if version >= Version("0.5.16") else {"moe draft runner"}
     absent |= {"moe value"} if version >= Version("0.5.15") else {"lm_head", "moe runner"}
+    operators = {"operators (experts)", "operators (dense)", "operators (module)"}
+    absent |= operators if version >= Version("0.5.16") else set()
+    absent |= {"operators (module)"} if version < Version("0.5.10") else set()
     for convention in CONVENTIONS:
         if convention.since is not None and Version(version.base_version) < convention.since:
             absent |= {f"weights ({convention.label})", f"apply ({convention.label})"}
