@@ -1,59 +1,93 @@
 """Real servers on a GPU, in the environment that runs the tests: it has SGLang's CUDA build and this package.
 
-Checkpoints of random weights are made on the GPU; every test of a file shares them, and a server where it can.
+Checkpoints of random weights are made on the GPU. All servers that the selected tests need are started at once and
+share the card: a start is a minute of waiting, and one by one they would take longer than everything else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.serve import checkpoints, contenders
-from cpu_host.server import Launch
+from cpu_host.server import Server
 from sglang_sm120 import env
-from sglang_sm120.backends import BACKENDS, MOE_RUNNERS
+from sglang_sm120.backends import BACKENDS
+from sglang_sm120.backends.moe_table import MOE_RUNNERS
 
-#: What is served: the value, and whether the model has experts. The table says which of our values there are.
-SERVED = [(value, False) for value in ("sm120", "sm120_tuned") if value in BACKENDS]
+#: What is served: the value, and which model. The table says which of our values there are.
+SERVED = [(value, "dense") for value in ("sm120", "sm120_tuned") if value in BACKENDS]
 if "sm120" in MOE_RUNNERS:
-    SERVED.append(("sm120", True))
+    SERVED.append(("sm120", "moe"))
 #: Enough for every kind of layer; the benchmark, not this, needs a model of real depth.
 LAYERS = {"dense": 6, "moe": 4}
-START_TIMEOUT = 300.0
+#: The fixtures that are servers, with their environment variables.
+ROLES: dict[str, dict[str, str]] = {"server": {}, "second_server": {}, "checked_server": {env.VERIFY: "1"}}
+START_TIMEOUT = 400.0
 
-MakeLaunch = Callable[..., Launch]
 
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
-    """The checkpoint with or without experts, made when it is first asked for."""
-    root = tmp_path_factory.mktemp("checkpoints")
-
-    def find(moe: bool) -> Path:
-        kind = "moe" if moe else "dense"
-        if not (root / kind / "model.safetensors.index.json").is_file():
-            checkpoints.make(root / kind, checkpoints.GEOMETRIES[kind].with_layers(LAYERS[kind]))
-        return root / kind
-
-    return find
+@pytest.fixture(scope="session", params=SERVED, ids="-".join)
+def served(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The value and the kind of model."""
+    chosen: tuple[str, str] = request.param
+    return chosen
 
 
 @pytest.fixture(scope="session")
-def make_launch(checkpoint: Callable[[bool], Path], tmp_path_factory: pytest.TempPathFactory) -> MakeLaunch:
-    """How a value is served here, with further environment variables."""
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[contenders.Fleet]:
+    """Every server that a selected test asks for; each must end without a trace."""
+    wanted = {
+        (role, *item.callspec.params["served"])
+        for item in request.session.items
+        if "served" in getattr(getattr(item, "callspec", None), "params", {})
+        for role in ROLES
+        if role in getattr(item, "fixturenames", ())
+    }
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in {kind for _, _, kind in wanted}}
+    for kind, folder in folders.items():
+        checkpoints.make(folder, checkpoints.GEOMETRIES[kind].with_layers(LAYERS[kind]))
+    launches = {}
+    for role, value, kind in sorted(wanted):
+        name = f"{role} {value} {kind}"
+        workdir = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        settings = contenders.Settings(max_tokens=32768, memory=0.3)
+        launches[name] = contenders.launch(value, folders[kind], workdir, settings, moe=kind == "moe")
+        launches[name].environ.update(ROLES[role])
+    with contenders.Fleet(launches, START_TIMEOUT) as running:
+        yield running
+        leftover = {name: server.stop() for name, server in running.servers.items()}
+    assert not any(leftover.values()), leftover
+    crashes = {name: server.crash_lines() for name, server in running.servers.items()}
+    assert not any(crashes.values()), crashes
 
-    def make(value: str, moe: bool, **environ: str) -> Launch:
-        chosen = contenders.launch(
-            value, checkpoint(moe), tmp_path_factory.mktemp("server"), contenders.Settings(), moe=moe
-        )
-        chosen.environ.update(environ)
-        return chosen
 
-    return make
+def _find(fleet: contenders.Fleet, role: str, served: tuple[str, str]) -> Server:
+    name = " ".join((role, *served))
+    if name in fleet.problems:
+        pytest.fail(f"{name} did not start:\n{contenders.last_lines(fleet.problems[name], 40)}", pytrace=False)
+    return fleet.servers[name]
+
+
+@pytest.fixture
+def server(fleet: contenders.Fleet, served: tuple[str, str]) -> Server:
+    """The server of a value."""
+    return _find(fleet, "server", served)
+
+
+@pytest.fixture
+def second_server(fleet: contenders.Fleet, served: tuple[str, str]) -> Server:
+    """Another one that was started in the same way."""
+    return _find(fleet, "second_server", served)
+
+
+@pytest.fixture
+def checked_server(fleet: contenders.Fleet, served: tuple[str, str]) -> Server:
+    """One that compares every dense FP4 layer with the oracle."""
+    return _find(fleet, "checked_server", served)
 
 
 def table_digest() -> str:

