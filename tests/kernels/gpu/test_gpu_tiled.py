@@ -14,6 +14,8 @@ from library import GpuProblem, native  # noqa: E402
 from problem import Problem, one_hot_problem, random_problem, same_weights  # noqa: E402
 from replay import check_chained_replays  # noqa: E402
 
+from sglang_sm120 import self_test  # noqa: E402
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
@@ -52,6 +54,11 @@ def test_the_plan_is_tiled_once_there_is_a_tile_for_every_sm() -> None:
     assert str(native().nvfp4_gemm_plan(128, 4096, 4096)).startswith("cluster")
     assert str(native().nvfp4_gemm_plan(256, 4096, 4096)) == "tile 64"
     assert str(native().nvfp4_gemm_plan(8192, 8192, 4096)) == "tile 128"
+
+
+def test_the_start_up_check_reaches_both_tiles_on_this_card() -> None:
+    plans = {str(native().nvfp4_gemm_plan(*sizes)) for sizes in self_test.problems(torch.device("cuda"))}
+    assert {"tile 64", "tile 128"} <= plans
 
 
 @pytest.mark.parametrize("tile", [SPLIT_K, WIDE])
