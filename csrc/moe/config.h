@@ -150,9 +150,12 @@ constexpr Config choose_config(const Params& params, int sm_count, int max_clust
     config.gate_up_rows = choose_rows(params);
     while (tiles >= int64_t{4} * kTurns * sm_count * config.gate_up_tiles) config.gate_up_tiles *= 2;
   }
-  config.down_shift =
-      choose_shift(int64_t{1} * skinny::row_tiles(params.hidden_size) * token_blocks(params.m),
-                   params.top_k * units_along(params.intermediate), sm_count, max_cluster);
+  const int block_tokens = params.m < kColumns ? params.m : kColumns;
+  const int block_pairs = block_tokens * params.top_k;  // mostly different experts
+  config.down_shift = choose_shift(
+      int64_t{1} * skinny::row_tiles(params.hidden_size) * token_blocks(params.m),
+      (block_pairs < params.experts ? block_pairs : params.experts) * units_along(params.intermediate),
+      sm_count, max_cluster);
   return config;
 }
 

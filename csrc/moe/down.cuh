@@ -64,12 +64,19 @@ DEVICE_FN TokenBlock route_block(const Params& params, uint32_t base, int block,
   return tokens;
 }
 
+/// An item: a unit of K of one of the block's experts. Items follow each other along K first.
+struct ItemPlace {
+  int index;  // of the expert in the list
+  int unit;
+};
+
 /// What a lane has fetched for an item: the activations of column lane / 4, and what its sums count for.
 struct DownItem {
   skinny::TokenUnit<1> tokens;
   float alpha;
   float weight;  // of column lane / 4
   bool live;     // whether that column has the expert
+  int blocks;    // of K from this unit on
 };
 
 template <bool kAligned>
@@ -86,15 +93,20 @@ class DownStream {
         activation_scales_(params.workspace + code_row_bytes(params.intermediate) * params.m * params.top_k) {
   }
 
-  DEVICE_FN int items() const { return tokens_.experts * units_; }
+  DEVICE_FN ItemPlace place(int item) const { return {item / units_, item % units_}; }
 
-  DEVICE_FN int blocks_left(int item) const {
-    return (params_.intermediate - item % units_ * skinny::kUnitK) / kBlock;
+  DEVICE_FN bool exists(const ItemPlace& item) const { return item.index < tokens_.experts; }
+
+  /// `item` plus as many as `step` is the place of.
+  DEVICE_FN ItemPlace after(const ItemPlace& item, const ItemPlace& step) const {
+    const int unit = item.unit + step.unit;
+    const int carry = unit >= units_ ? 1 : 0;
+    return {item.index + step.index + carry, unit - carry * units_};
   }
 
   /// Start the copies of an item's weights.
-  DEVICE_FN void load_weights(uint32_t stage, int item) const {
-    const uint32_t expert = ptx::load_shared_u32(tokens_.list + item / units_ * 4);
+  DEVICE_FN void load_weights(uint32_t stage, const ItemPlace& item) const {
+    const uint32_t expert = ptx::load_shared_u32(tokens_.list + 4 * item.index);
     int rows[4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
@@ -102,15 +114,14 @@ class DownStream {
       rows[q] = row < params_.hidden_size ? row : params_.hidden_size - 1;  // its sums are not stored
     }
     const int64_t bytes = static_cast<int64_t>(params_.hidden_size) * (params_.intermediate / 2);
-    CodeRows<kAligned>(params_.w2 + expert * bytes, params_.intermediate, rows, lane_)
-        .load(stage, item % units_);
+    CodeRows<kAligned>(params_.w2 + expert * bytes, params_.intermediate, rows, lane_).load(stage, item.unit);
     load_scale_chunks(stage, params_.w2_scales + expert * scale_stride_, params_.intermediate, tile_,
-                      item % units_, lane_);
+                      item.unit, lane_);
   }
 
   /// Start fetching an item's activations. Only shared memory is waited for.
-  DEVICE_FN void load_tokens(DownItem& fetched, int item) const {
-    const uint32_t expert = ptx::load_shared_u32(tokens_.list + item / units_ * 4);
+  DEVICE_FN void load_tokens(DownItem& fetched, const ItemPlace& item) const {
+    const uint32_t expert = ptx::load_shared_u32(tokens_.list + 4 * item.index);
     const int column = lane_ / 4 < tokens_.count ? lane_ / 4 : tokens_.count - 1;
     // Four lanes share the slots of a column. A token that names an expert twice has one activation, of the
     // first slot, and the sum of both weights.
@@ -130,6 +141,7 @@ class DownStream {
     }
     fetched.live = slot < kMaxTopK && lane_ / 4 < tokens_.count;
     fetched.weight = weight;
+    fetched.blocks = (params_.intermediate - item.unit * skinny::kUnitK) / kBlock;
     fetched.alpha = ptx::load_global_f32(params_.w2_alpha + expert);
 
     const int64_t row =
@@ -138,11 +150,11 @@ class DownStream {
     const int last_byte = params_.intermediate / 2 - 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int byte = item % units_ * skinny::kUnitRowBytes + 16 * i + 4 * (lane_ % 4);
+      const int byte = item.unit * skinny::kUnitRowBytes + 16 * i + 4 * (lane_ % 4);
       fetched.tokens.codes[i / 2][0].reg[i % 2] =
           ptx::load_global_u32(codes + (byte < last_byte ? byte : last_byte));
     }
-    const int k_tile = item % units_ * 2 + lane_ % 2;
+    const int k_tile = item.unit * 2 + lane_ % 2;
     const int last_tile = scale_tiles_along_k(params_.intermediate) - 1;
     fetched.tokens.scales[0] =
         ptx::load_global_u32(activation_scales_ + row * scale_row_bytes(params_.intermediate) +
@@ -159,10 +171,10 @@ class DownStream {
 
 /// Multiply an item and add it, weighted, to the columns that have its expert. The others are left alone:
 /// their product is 0 only if no scale of the weights is NaN.
-DEVICE_FN void add_item(Sums& totals, uint32_t stage, DownItem& item, int blocks, int lane) {
+DEVICE_FN void add_item(Sums& totals, uint32_t stage, DownItem& item, int lane) {
   if (!item.live) item.tokens.scales[0] = 0;
   Sums sums = {};
-  skinny::multiply_unit(sums, stage, item.tokens, blocks, lane);
+  skinny::multiply_unit(sums, stage, item.tokens, item.blocks, lane);
   const uint32_t live = ptx::ballot(item.live);
   const float factor = item.weight * item.alpha;
 #pragma unroll
@@ -219,14 +231,14 @@ KERNEL_FN void __launch_bounds__(kThreads, 2) down_kernel(const GRID_CONSTANT Ke
 
   const TokenBlock tokens = route_block(params, base, ptx::block_index() >> shift, thread);
   const DownStream<kAligned> stream(params, tokens, tile, lane);
-  const int step = kWarps << shift;
-  const int first =
-      skinny::first_row(tile) < params.hidden_size ? rank * kWarps + thread / 32 : stream.items();
+  const ItemPlace step = stream.place(kWarps << shift);
+  ItemPlace ahead = stream.place(rank * kWarps + thread / 32);  // the next whose tokens are fetched
+  if (skinny::first_row(tile) >= params.hidden_size) ahead.index = tokens.experts;
+  ItemPlace far_ahead = ahead;  // the next whose weights are
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
-    if (first + stage * step < stream.items()) {
-      stream.load_weights(ring + stage * skinny::kUnitBytes, first + stage * step);
-    }
+    if (stream.exists(far_ahead)) stream.load_weights(ring + stage * skinny::kUnitBytes, far_ahead);
+    far_ahead = stream.after(far_ahead, step);
     ptx::cp_async_commit();
   }
   const Inbox inbox(base + kInbox, rank, shift, tokens.count);
@@ -238,14 +250,18 @@ KERNEL_FN void __launch_bounds__(kThreads, 2) down_kernel(const GRID_CONSTANT Ke
   DownItem current;
   DownItem next;
   uint32_t stage = ring;
-  if (first < stream.items()) stream.load_tokens(current, first);
-  for (int item = first; item < stream.items(); item += step) {
-    if (item + step < stream.items()) stream.load_tokens(next, item + step);
+  bool more = stream.exists(ahead);
+  if (more) stream.load_tokens(current, ahead);
+  while (more) {
+    ahead = stream.after(ahead, step);
+    more = stream.exists(ahead);
+    if (more) stream.load_tokens(next, ahead);
     ptx::cp_async_wait<kStages - 1>();
     ptx::sync_warp();  // the other lanes' copies have landed too
-    add_item(totals, stage, current, stream.blocks_left(item), lane);
+    add_item(totals, stage, current, lane);
     ptx::sync_warp();  // nobody reads this stage any more
-    if (item + kStages * step < stream.items()) stream.load_weights(stage, item + kStages * step);
+    if (stream.exists(far_ahead)) stream.load_weights(stage, far_ahead);
+    far_ahead = stream.after(far_ahead, step);
     ptx::cp_async_commit();  // also when empty: the wait above counts groups
     stage = stage == ring ? ring + skinny::kUnitBytes : ring;
     current = next;
