@@ -70,6 +70,7 @@ class ExpertLayer:
         layer.num_experts, layer.num_local_experts = shape.experts, local
         layer.moe_ep_size, layer.moe_ep_rank = shape.ranks, shape.rank
         layer.moe_tp_size, layer.moe_tp_rank = shape.tensor_parallel, 0
+        layer._mega_moe_nvfp4 = False  # 0.5.21 on
         layer.dispatcher = SimpleNamespace(set_quant_config=lambda config: None, local_expert_mapping=None)
         with torch.device(self.device), _cpu_has_no_cuda(self.device):
             self.method.create_weights(
@@ -128,8 +129,8 @@ class ExpertLayer:
         out: torch.Tensor = apply(self.layer, dispatched).hidden_states
         return out
 
-    def expected(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The oracle, from the tensors as the loader left them; rounded to the dtype of ``hidden``."""
+    def oracle_arguments(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> tuple[Any, ...]:
+        """What ``moe_bound.expected`` takes, from the tensors as the loader left them."""
 
         def stack(name: str) -> reference.ExpertWeights:
             packed, scales = self.before[name]
@@ -138,10 +139,15 @@ class ExpertLayer:
             return reference.ExpertWeights(packed.cpu(), scales.cpu(), alpha, encode, ScaleLayout.LINEAR)
 
         shape = self.shape
-        local = ids - shape.rank * (shape.experts // shape.ranks)
-        activation: reference.Activation = "silu" if shape.gated else "relu2"
-        order = not self.up_first if shape.gated else None
-        return reference.moe(hidden, local, weights, stack("w13"), stack("w2"), activation, order)
+        first = shape.rank * (shape.experts // shape.ranks)
+        activation = "silu" if shape.gated else "relu2"
+        return hidden, ids, weights, stack("w13"), stack("w2"), activation, not self.up_first, first
+
+    def expected(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The oracle, rounded to the dtype of ``hidden``."""
+        *given, activation, gate_first, first = self.oracle_arguments(hidden, ids, weights)
+        given[1] = ids - first
+        return reference.moe(*given, activation, gate_first if activation == "silu" else None)
 
 
 def make_method(kind: str) -> Any:
