@@ -70,8 +70,12 @@ def make(folder: Path, geometry: Geometry, device: str = "cuda", seed: int = 0) 
     """Write the checkpoint into ``folder`` (created), one file for each layer, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_config(geometry), indent=1), encoding="utf-8")
-    quantization = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": BLOCK}
-    quantization["exclude_modules"] = ["lm_head", *(["*.mlp.gate"] if geometry.experts else [])]
+    quantization = {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": None,
+        "group_size": BLOCK,
+        "exclude_modules": ["lm_head", *(["*.mlp.gate"] if geometry.experts else [])],
+    }
     settings = {"producer": {"name": "modelopt", "version": "0.40.0"}, "quantization": quantization}
     (folder / "hf_quant_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
     write_tokenizer(folder)

@@ -74,7 +74,7 @@ def summary(events: Iterable[Mapping[str, Any]], steps: int, top: int = 12) -> d
         raise ValueError("the trace holds no kernel")
     groups: Counter[str] = Counter()
     for name, microseconds in times.items():
-        groups[name if name == IDLE else group_of(name)] += microseconds  # type: ignore[assignment]
+        groups[name if name == IDLE else group_of(name)] += microseconds
     return {
         "steps": steps,
         "step_us": round(span / steps, 1),
