@@ -8,8 +8,9 @@ Compiles every CUDA source for sm_120f and sm_121a and reads the SASS of each en
     by the fast rule has the conversion to e2m1;
   * no spills, no local memory, shared memory and registers within the limits of the card;
   * griddepcontrol.wait (ACQBULK) is on every path: no branch jumps over it and nothing exits in front of it;
-  * in front of it nothing touches memory but cp.async (LDGSTS), as often as the first weights need it;
-  * griddepcontrol.launch_dependents (PREEXIT) is there.
+  * in front of it nothing touches memory but cp.async (LDGSTS), as often as the first weights need it, and in one
+    kernel two loads past L1 (csrc/moe/down.cuh says why they may);
+  * griddepcontrol.launch_dependents (PREEXIT) is there, in the kernel in front of that one behind the wait.
 
 It also compiles for plain sm_120, which cannot hold the instruction, and expects a readable refusal. Exit status 1 if
 anything fails. Needs nvcc >= 12.9 and nvdisasm, from PATH or from the PyPI wheels.
@@ -28,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("csrc/gemm_skinny/launch.cu", "csrc/gemm_tiled/launch.cu", "csrc/quantize/launch.cu")
+SOURCES = tuple(f"csrc/{room}/launch.cu" for room in ("gemm_skinny", "gemm_tiled", "moe", "quantize"))
 TARGETS = ("120f", "121a")
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}")
 #: SM12x: shared memory a CTA may have, what an SM has for all, what each resident CTA reserves, registers, threads.
@@ -42,6 +43,8 @@ CP_ASYNC_FILES = {"cp_async.cuh", "weights.cuh", "operand.cuh"}
 OMMA_CLOCKS = 16
 #: quantize::InputType.
 INPUT_TYPES = ("bf16", "fp16")
+#: Multiples that rows of codes start at, unaligned and aligned.
+ROW_STARTS = ("8-byte rows", "16-byte rows")
 REFUSAL = "Plain sm_120/sm_121 has no FP4 tensor instruction"
 
 
@@ -57,6 +60,8 @@ class Kernel:
     resident: int = 1  # CTAs that must fit on an SM
     early_copies: int = 0  # cp.async of the first weights
     converts: bool = False  # to e2m1
+    early_loads: int = 0  # of what a kernel before the one in front wrote
+    late_launch: bool = False  # of the dependents: only behind the wait
 
 
 @dataclass
@@ -148,20 +153,29 @@ def opcode(text: str) -> str:
     return re.sub(r"^@!?U?P\w+\s+", "", text).split()[0]
 
 
-def dependency_failures(code: list[tuple[str, str]]) -> list[str]:
-    """Check the order of memory accesses, exits and branches around the dependency wait."""
+def dependency_failures(code: list[tuple[str, str]], early_loads: int = 0, late_launch: bool = False) -> list[str]:
+    """Check the order of memory accesses, exits and branches around the dependency wait.
+
+    Args:
+        code: as :func:`listing` gives it.
+        early_loads: how many loads past L1 must stand in front of the wait.
+        late_launch: whether the dependents may be launched only behind it.
+    """
     waits = [i for i, (kind, text) in enumerate(code) if kind == "op" and opcode(text).startswith("ACQBULK")]
     if len(waits) != 1:
         return [f"{len(waits)} dependency waits instead of one"]
     wait = waits[0]
     labels = {text: i for i, (kind, text) in enumerate(code) if kind == "label"}
     failures = []
+    past_l1 = sum(kind == "op" and opcode(text) == "LDG.E.STRONG.GPU" for kind, text in code[:wait])
+    if past_l1 != early_loads:
+        failures.append(f"{past_l1} loads past L1 before the dependency wait, not {early_loads}")
     if code[wait][1].startswith("@"):
         failures.append("the dependency wait is conditional")
     for i, (kind, text) in enumerate(code[:wait]):
         if kind != "op":
             continue
-        if MEMORY.match(text):
+        if MEMORY.match(text) and not (early_loads and opcode(text) == "LDG.E.STRONG.GPU"):
             failures.append(f"memory access before the dependency wait: {text}")
         if opcode(text) == "EXIT":
             failures.append("exit before the dependency wait")
@@ -170,6 +184,8 @@ def dependency_failures(code: list[tuple[str, str]]) -> list[str]:
                 failures.append(f"a branch at {i} jumps over the dependency wait")
     if not any(kind == "op" and opcode(text).startswith("PREEXIT") for kind, text in code):
         failures.append("dependents are never launched")
+    if late_launch and any(kind == "op" and opcode(text).startswith("PREEXIT") for kind, text in code[:wait]):
+        failures.append("dependents are launched before the dependency wait")
     return failures
 
 
@@ -180,7 +196,7 @@ def identify(symbol: str) -> Kernel:
         SystemExit: an entry point this gate knows nothing about.
     """
     if match := re.search(r"tiled_gemm_kernelI.*ShapeE(64|128)ELb([01])E", symbol):
-        tile, rows = int(match[1]), ("8-byte rows", "16-byte rows")[int(match[2])]
+        tile, rows = int(match[1]), ROW_STARTS[int(match[2])]
         strips, slices = tile // 64, 4 // (tile // 64) ** 2
         ring = 2 * 2 * strips * 4608 * slices  # stages, operands, bytes of a strip
         return Kernel(
@@ -195,6 +211,17 @@ def identify(symbol: str) -> Kernel:
         # 2 row tiles x 2 k64 steps x token tiles; 4 copies of codes and 1 of scales for each stage
         resident = 2 if tiles <= 2 else 1
         return Kernel(label, 256, shared, ring, 4 * tiles, resident, 10, converts=match[1] is not None)
+    if match := re.search(r"3moe14gate_up_kernelI.*InputTypeE(\d)ELb([01])E", symbol):
+        rows = 5  # as many as csrc/moe/config.h takes of 8 tokens for the figures below
+        # rings and inbox; top-8 of 256 experts, 8 tokens; partial sums and quantized rows for hidden size 2048
+        shared = 8 * 2 * 2304 + 1040 + (8 * 8 * 4 + 256 // 8 + 32 + 8 * 4) + rows * (8 * 144 + 16 * 72 + 16)
+        label = f"moe gate/up, {INPUT_TYPES[int(match[1])]}, {ROW_STARTS[int(match[2])]}"
+        return Kernel(label, 256, shared, 8 * 2 * 2304, 4, 2, converts=True, late_launch=True)
+    if match := re.search(r"3moe11down_kernelILb([01])E", symbol):
+        shared = 8 * 2 * 2304 + 1040 + 3 * 1024 + 32  # rings, inbox, experts and weights of pairs, list, counts
+        copies = 2 * (4 * (2 - int(match[1])) + 1)  # stages; codes 8 or 16 bytes at a time, scales
+        label = f"moe down, {ROW_STARTS[int(match[1])]}"
+        return Kernel(label, 256, shared, 8 * 2 * 2304, 4, 2, copies, early_loads=2)
     if match := re.search(r"quantize_kernelI.*InputTypeE(\d).*RuleE(\d)ELi(\d)E", symbol):
         kind, rule, block_rows = INPUT_TYPES[int(match[1])], ("exact", "fast")[int(match[2])], int(match[3])
         in_flight = 128 * block_rows * 32  # threads, rows and bytes of a block
@@ -234,7 +261,8 @@ def inspect(target: str, symbol: str, code: list[tuple[str, str]], facts: dict[s
             early_copies(ops) == kernel.early_copies
         ),
     }
-    entry.failures = [failure for failure, passed in checks.items() if not passed] + dependency_failures(code)
+    entry.failures = [failure for failure, passed in checks.items() if not passed]
+    entry.failures += dependency_failures(code, kernel.early_loads, kernel.late_launch)
     return entry
 
 
@@ -255,12 +283,12 @@ def main() -> int:
                 cubin, report = compile_cubin(source, target, Path(folder))
                 facts = resources(report)
                 entries += [inspect(target, n, c, facts.get(n, {})) for n, c in sorted(listing(cubin).items())]
-    print(f"target  {'kernel':<27}  regs  shared B  OMMA.SF  instr/OMMA  HMMA  CTAs/SM  KB in flight/SM  verdict")
+    print(f"target  {'kernel':<33}  regs  shared B  OMMA.SF  instr/OMMA  HMMA  CTAs/SM  KB in flight/SM  verdict")
     for e in sorted(entries, key=lambda e: (e.target, e.kernel)):
         verdict = "; ".join(e.failures) or "ok"
         ratio = f"{e.per_omma:.1f}" if e.omma else "-"
         print(
-            f"{e.target:<7} {e.kernel:<27} {e.registers:>5} {e.shared:>9} {e.omma:>8} {ratio:>11} {e.hmma:>5} "
+            f"{e.target:<7} {e.kernel:<33} {e.registers:>5} {e.shared:>9} {e.omma:>8} {ratio:>11} {e.hmma:>5} "
             f"{e.resident:>8} {e.in_flight / 1024:>16.1f}  {verdict}"
         )
     refused = plain_target_is_refused()

@@ -1,7 +1,7 @@
 """Mixture-of-experts problems for kernel tests, their answer stage by stage, and the program that runs the kernels.
 
-Tables and swizzle come from problem.py, so this is apart from ``sglang_sm120.reference`` too; test_emulated_moe.py holds
-the kernels against both.
+Tables and swizzle come from problem.py, so this is apart from ``sglang_sm120.reference`` too; test_emulated_moe.py
+holds the kernels against both.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -43,9 +43,8 @@ class MoeProblem:
     first_expert: int = 0
     hidden_padding: int = 0
     out_padding: int = 0
-    #: log2 of the cluster of gate/up, tiles a CTA, rows at once, log2 of the cluster of down; -1 as the launcher chooses.
+    #: gate/up: log2 of the cluster, tiles a CTA, rows at once; down: log2 of the cluster. -1 as the launcher chooses.
     config: tuple[int, int, int, int] = AS_LAUNCHED
-    workspace: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:

@@ -61,6 +61,20 @@ def test_each_violation_is_named(gate: ModuleType, at: int, replacement: tuple[s
     assert any(complaint in failure for failure in gate.dependency_failures(code))
 
 
+def test_early_loads_and_a_late_launch_are_checked(gate: ModuleType) -> None:
+    load = ("op", "@!P0 LDG.E.STRONG.GPU R2, desc[UR8][R2.64]")
+    assert gate.dependency_failures([load, *GOOD], early_loads=1) == []
+    assert gate.dependency_failures([load, *GOOD], early_loads=2) == [
+        "1 loads past L1 before the dependency wait, not 2"
+    ]
+    assert any("memory access" in failure for failure in gate.dependency_failures([load, *GOOD]))
+    weak = ("op", "LDG.E R2, desc[UR8][R2.64]")
+    assert any("memory access" in failure for failure in gate.dependency_failures([weak, *GOOD], early_loads=1))
+    late = [entry for entry in GOOD if entry[1] != "PREEXIT"] + [("op", "PREEXIT")]
+    assert gate.dependency_failures(late, late_launch=True) == []
+    assert gate.dependency_failures(GOOD, late_launch=True) == ["dependents are launched before the dependency wait"]
+
+
 @pytest.mark.parametrize(("rule", "complaints"), [(1, ["no e2m1 conversion"]), (0, [])])
 def test_a_fast_quantizer_without_the_conversion_is_named(gate: ModuleType, rule: int, complaints: list[str]) -> None:
     name = f"_ZN5sm1208quantize15quantize_kernelILNS0_9InputTypeE1ELNS0_4RuleE{rule}ELi4EEEvNS0_6ParamsE"
