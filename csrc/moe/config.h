@@ -108,14 +108,16 @@ constexpr int kDownList = kDownCounts + 4 * kWarps;
 constexpr int kDownSharedBytes = kDownList + 4 * kMaxBlockPairs;
 
 /// log2 of the CTAs that share the K (or the experts) of a tile: the rule of the skinny GEMM, for `tiles` of
-/// them with `units` each.
+/// them with `units` each; and further while every warp keeps eight units, so that SMs with one CTA more than
+/// others do not decide.
 constexpr int choose_shift(int64_t tiles, int units, int sm_count, int max_cluster) {
   int shift = 0;
   while (2 << shift <= max_cluster) {
     const int64_t doubled = int64_t{2} << shift;
     const bool one_per_sm = tiles * doubled <= sm_count && units >= doubled * (kWarps / 2);
     const bool two_per_sm = 2 * tiles * doubled <= 5 * sm_count && units >= doubled * kWarps * 2;
-    if (!one_per_sm && !two_per_sm) break;
+    const bool many = tiles * doubled <= 8 * sm_count && units >= doubled * kWarps * 8;
+    if (!one_per_sm && !two_per_sm && !many) break;
     ++shift;
   }
   return shift;
