@@ -59,12 +59,12 @@ def added_lines(hunk: Hunk) -> list[str]:
 
 
 def hunks_of(change: Change) -> list[tuple[str, list[str]]]:
-    """Module and added lines of every hunk in the package."""
+    """Module and added lines of every hunk in a module of the package."""
     return [
         (c.path.removeprefix("python/").removesuffix(".py").replace("/", "."), added_lines(hunk))
         for patch in change.series
         for c in patch.changes
-        if c.path.startswith("python/")
+        if c.path.startswith("python/") and c.path.endswith(".py")
         for hunk in c.hunks
     ]
 

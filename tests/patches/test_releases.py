@@ -48,7 +48,7 @@ def test_it_applies_to_the_installed_package_and_goes_back(release: str, real: C
         place = target.locate(file.path)
         assert place is not None
         assert sha256(place) == file.after
-        assert py_compile.compile(str(place), doraise=True)
+        assert place.suffix != ".py" or py_compile.compile(str(place), doraise=True)
     operations.revert(target)
     assert snapshot(target.package) == before
 
