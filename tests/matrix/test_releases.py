@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from sglang_sm120 import env
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.host.conventions import CONVENTIONS
 from sglang_sm120.host.seams import SEAMS
+from sglang_sm120.host.watch_seams import WATCH_SEAMS
 from tests.matrix.conftest import ROOT, interpreter_of
 from tests.support.moe_configs import QUANTIZATION_CONFIGS, write_moe_config
 from tools.envs import RELEASES
@@ -144,6 +146,20 @@ def check_expert_layers(found: dict[str, dict[str, str]], version: Version) -> N
         assert routed["ModelOpt"].startswith("refused: ")
 
 
+def check_watched(evidence: dict[str, Any], version: Version) -> None:
+    """Where a server is to be checked, every release has the seams for it. Takes their states out of the evidence."""
+    others = ("decode", "prefill", "CPU") if version < Version("0.5.14") else ("all", "piecewise", "CPU, old")
+    absent = {f"graphs ({kind})" for kind in others}
+    absent |= set() if version >= Version("0.5.20") else {"watch pre-emption"}
+    absent |= {f"watch ({c.label})" for c in CONVENTIONS if c.since is not None and version < c.since}
+    for facts in evidence.values():
+        states = facts.get("states", {})
+        found = {seam.name: states.pop(seam.name) for seam in WATCH_SEAMS if seam.name in states}
+        assert {name for name, state in found.items() if state == "absent"} == (absent if states else set())
+        assert {state for name, state in found.items() if not name.startswith("graphs")} <= {"live", "absent"}, found
+        assert set(found.values()) <= {"live", "armed", "absent"}, found
+
+
 def absent_in(version: Version) -> set[str]:
     """Seams whose code a release does not have, by the release that brought it."""
     absent = set() if version >= Version("0.5.20") else {"pre-emption"}
@@ -179,7 +195,10 @@ def test_an_engine_has_every_value_and_the_boot_hook_alone_is_enough(
     release: str, checkpoint: Path, tmp_path: Path, unused_port: int
 ) -> None:
     words = command("Engine", interpreter_of(release), checkpoint, tmp_path, unused_port)
-    check(ask_scheduler(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="entry point"), release)
+    asked = {"SM120_MATRIX_WITHOUT": "entry point", env.VERIFY: "8"}
+    evidence = ask_scheduler(words, tmp_path / "evidence", **asked)
+    check_watched(evidence, Version(release))
+    check(evidence, release)
 
 
 #: The plugin loader did not change from 0.5.11 to 0.5.23, so the first, the last and two between stand for all.

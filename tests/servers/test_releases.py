@@ -5,6 +5,8 @@ Half of them: the matrix asks the scheduler of every release, and a served answe
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from cpu_host.checkpoints import Format, Spec, linears_per_forward
 from cpu_host.runtime.mutations import MUTATIONS
 from cpu_host.server import Server
+from sglang_sm120 import env
 from tests.support.checkpoints import Checkpoints
 from tests.support.servers import ask, judge, launch
 from tools.envs import NEWEST, RELEASES
@@ -39,9 +42,16 @@ def test_served_right(
     spec = Spec(format=kind, different_scales=True, bias=True)
     folder = checkpoints.folder(spec)
     reference = checkpoints.reference(folder)
-    with Server(launch(spec, folder, tmp_path, environment=f"sglang-{release}")) as server:
+    # The first of very many steps is checked by the server itself: SGLang's own warm-up, before a mistake is planted.
+    report = tmp_path / "served.json"
+    environ = {env.VERIFY: str(env.MAX_STEPS), env.REPORT: str(report)}
+    with Server(launch(spec, folder, tmp_path, environment=f"sglang-{release}", environ=environ)) as server:
+        assert re.search(r"SGLANG_SM120_VERIFY: (\d+) of \1 pairs of layer and M checked", server.log())
         comparison = judge(ask(server), reference)
         assert comparison.agrees, comparison
+        rows = json.loads(report.read_text())["rows"]
+        assert {row["backend"] for row in rows} == {"torch_reference"}
+        assert {row["layers"] for row in rows} == {2}  # one of each class in each of two decoder layers
         for mutation in MUTATIONS:
             server.plant(mutation)
             comparison = judge(ask(server), reference)
