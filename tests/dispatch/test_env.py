@@ -136,3 +136,25 @@ class TestCache:
         monkeypatch.setattr(Path, "home", fail)
         with pytest.raises(ConfigError, match=env.CACHE_DIR):
             env.cache_path()
+
+
+class TestVerification:
+    @pytest.mark.parametrize(("text", "expected"), [(None, 0), ("", 0), ("0", 0), (" 64 ", 64), ("1000000", 1_000_000)])
+    def test_a_number_of_steps(self, text: str | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        if text is not None:
+            monkeypatch.setenv(env.VERIFY, text)
+        assert env.verify_every() == expected
+
+    @pytest.mark.parametrize("text", ["-1", "1.5", "on", "1000001", "٣", "1e3"])
+    def test_anything_else_says_what_to_write(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(env.VERIFY, text)
+        with pytest.raises(ConfigError, match=f"{env.VERIFY}='.*whole number from 0 to 1000000"):
+            env.verify_every()
+
+    def test_a_file_is_named_by_an_absolute_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert env.report_path() is None
+        monkeypatch.setenv(env.REPORT, "~/served.json")
+        assert env.report_path() == Path.home() / "served.json"
+        monkeypatch.setenv(env.REPORT, "served.json")
+        with pytest.raises(ConfigError, match=f"{env.REPORT}='served.json'.*absolute"):
+            env.report_path()
