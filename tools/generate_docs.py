@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 from sglang_sm120 import env  # noqa: E402 - the repository's own package, wherever this script is started from
 from sglang_sm120.backends import AUTO_ORDER, BACKENDS  # noqa: E402
 from sglang_sm120.backends.moe_table import MOE_AUTO, MOE_RUNNERS, ROUTES  # noqa: E402
+from sglang_sm120.backends.operator_table import OPERATORS, PROVIDERS  # noqa: E402
 from sglang_sm120.backends.record import Backend, Capability, CapabilityRow, Fault, Requirement  # noqa: E402
 from sglang_sm120.dispatch import PRECEDENCE  # noqa: E402
 from tools import result_tables  # noqa: E402
@@ -144,6 +145,36 @@ def _moe_auto() -> str:
     return _table(["experts", "value", "if", "why", "source"], rows)
 
 
+def _operators() -> str:
+    """Which of SGLang's releases has which operator, and the operator of ``torch.ops`` behind it."""
+    rows = [[f"`{o.name}`", f"`{o.torch_name}`" if o.torch_name else "–", f"≥ {o.since}"] for o in OPERATORS]
+    return _table(["function", "`torch.ops.sgl_kernel`", "SGLang"], rows)
+
+
+def _operator_providers() -> str:
+    rows = []
+    for releases, provider in PROVIDERS:
+        grouped: dict[tuple[str, str], list[Capability]] = {}
+        for row in provider.rows:
+            needs, _, _, sources = _row_cells(row)
+            grouped.setdefault((needs, sources), []).append(row.capability)
+        rows += [
+            [releases.specifier, f"`{provider.value}`", _capabilities(found), needs, sources]
+            for (needs, sources), found in grouped.items()
+        ]
+        rows += [
+            [
+                releases.specifier,
+                f"`{provider.value}`",
+                _capabilities(a.capabilities),
+                f"none: {a.reason}",
+                a.source.ref,
+            ]
+            for a in provider.absent
+        ]
+    return _table(["SGLang", "whose code", "capability", "needs", "source"], rows)
+
+
 def _precedence() -> str:
     written = {"default": "`auto`: see [what auto takes](backends.md#what-auto-takes-on-sm12x)"}
     rows = [
@@ -169,6 +200,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "moe_faults": partial(_faults, MOE_RUNNERS),
     "moe_routes": _moe_routes,
     "moe_auto": _moe_auto,
+    "operators": _operators,
+    "operator_providers": _operator_providers,
     "precedence": _precedence,
     "variables": _variables,
     "gpu_tests": result_tables.gpu_tests,

@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 from sglang_sm120 import __version__, env
 from sglang_sm120.cli.backends_report import SCHEMA, backends_report
 from sglang_sm120.cli.snapshot import Snapshot
+from sglang_sm120.sgl_kernel_ops.choice import implementations
 
 REINSTALL = "in a clone of sglang-sm120, pip install --force-reinstall --no-deps ."
 
@@ -39,6 +40,7 @@ def doctor_report(snapshot: Snapshot) -> dict[str, Any]:
         if decision is None
         else {"backend": decision.backend, "origin": decision.origin, "reason": decision.reason},
         settings=[asdict(setting) for setting in snapshot.settings],
+        operators=implementations(decision, snapshot.facts),
         hooks={
             "pth_active": snapshot.pth_active,
             "entry_point": snapshot.entry_point,

@@ -73,6 +73,12 @@ def render_doctor(report: dict[str, Any], console: Console | None = None) -> Non
     _section(console, "Backends", [*here, "(why: sglang-sm120 backends)"])
     experts = [f"auto for {kind}: {auto['value'] or auto['reason']}" for kind, auto in report["moe"]["auto"].items()]
     _section(console, "MoE runners", [*experts, "(why: sglang-sm120 backends)"])
+    operators: dict[str, list[str]] = {}
+    for name, implementation in report["operators"].items():
+        operators.setdefault(implementation, []).append(name)
+    if operators:
+        lines = [f"{', '.join(names)}: {implementation}" for implementation, names in operators.items()]
+        _section(console, "SGLang's own NVFP4 operators", lines)
     decision = report["decision"]
     if decision is not None:
         chosen = decision["backend"] or "left to SGLang"

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from rich.console import Console
 
 from sglang_sm120.backends.operator_table import OPERATORS, PROVIDERS, provider_of
 from sglang_sm120.backends.record import CAPABILITIES, HostFacts
+from sglang_sm120.cli.doctor_report import doctor_report
+from sglang_sm120.cli.render import render_doctor
+from sglang_sm120.cli.snapshot import Snapshot
 from sglang_sm120.dispatch import Decision
 from sglang_sm120.sgl_kernel_ops.choice import implementations, stand_in
 from tests.dispatch.machines import B200, B300, HOPPER, RTX, SPARK, released
@@ -64,3 +68,13 @@ def test_every_capability_has_one_row_or_one_reason_to_have_none() -> None:
         without = [c for absence in provider.absent for c in absence.capabilities]
         assert Counter([*with_row, *without]) == Counter(CAPABILITIES)
     assert provider_of(released(RTX, "0.5.23")) is None
+
+
+def test_doctor_shows_it() -> None:
+    report = doctor_report(Snapshot(facts=released(SPARK, "0.5.9"), settings=(), decision=decided("sm120")))
+    assert report["operators"] == implementations(decided("sm120"), released(SPARK, "0.5.9"))
+    console = Console(record=True, width=200)
+    render_doctor(report, console)
+    text = console.export_text()
+    assert "scaled_fp4_quant, scaled_fp4_experts_quant" in text
+    assert "cutlass_fp4_group_mm: sm120 of this package (sgl_kernel does not run" in text
