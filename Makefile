@@ -3,8 +3,9 @@
 PYTHON ?= python3
 # Evaluated in each recipe: only a target that needs the environment pays for making it.
 DEV = py=$$($(PYTHON) tools/envs.py dev --print) && "$$py"
-# Two processes, a file of tests in one of them: tests of a file share servers, environments and builds.
-SPREAD = -n 2 --dist loadfile
+# Two processes, a file of tests in one of them: tests of a file share servers, environments and builds. In the order
+# of tests/conftest.py: long files first.
+SPREAD = -n 2 --dist loadfile --no-loadscope-reorder
 # An interpreter with SGLang's CUDA build, this package and pytest; without one, an environment of several gigabytes.
 SGLANG_PYTHON ?= $$($(PYTHON) tools/envs.py gpu --print)
 CPP_FILES = git ls-files -z --cached --others --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc'

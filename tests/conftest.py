@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 LEDGER = Path(__file__).with_name("skip_ledger.json")
+#: Markers of tests that last long, the longest first.
+LONG = ("matrix", "server", "slow")
 
 
 @pytest.fixture
@@ -117,11 +119,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # After the selection by markers, so that a run without GPU tests does not import torch for them.
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        _long_files_first(items)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_gpu():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def _long_files_first(items: list[pytest.Item]) -> None:
+    """Put files that start servers and compilers first, so that no worker is left with one when the others are done.
+
+    pytest-xdist alone orders files by their number of tests, and a test of a server lasts a thousand others.
+    """
+    place: dict[Path, int] = {}
+    for item in items:
+        known = [LONG.index(mark.name) for mark in item.iter_markers() if mark.name in LONG]
+        place[item.path] = min([*known, place.get(item.path, len(LONG))])
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (place[item.path], -counts[item.path]))
 
 
 def _has_gpu() -> bool:
