@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,29 @@ def test_a_real_server_is_measured(server: Server) -> None:
     rows = report.rows(samples)
     assert [row["requests"] for row in rows] == [1, 1, 3, 3]
     assert not any(row["errors"] for row in rows)
+
+
+@pytest.mark.server
+def test_the_result_file_holds_what_ran_and_what_did_not(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Started:
+        servers = {"sm120": server}
+        problems = {"marlin": "the server exited with 1\nValueError: no such backend"}
+
+    monkeypatch.setitem(checkpoints.GEOMETRIES, "dense", TINY)
+    monkeypatch.setattr(checkpoints, "make", partial(checkpoints.make, device="cpu"))
+    monkeypatch.setattr(contenders, "Fleet", lambda launches, timeout: nullcontext(Started))
+    line = "--contenders sm120 marlin --concurrency 2 --repeats 1 --input-tokens 4 --output-tokens 3 --profile-steps 0"
+    assert serving.main([*line.split(), "--json", str(tmp_path)]) == 0
+    (file,) = tmp_path.iterdir()
+    record = json.loads(file.read_text())
+    assert record["model"]["hidden"] == TINY.hidden
+    assert record["contenders"]["marlin"]["error"] == "ValueError: no such backend"
+    (row,) = record["rows"]
+    assert (row["contender"], row["concurrency"], row["requests"], row["errors"]) == ("sm120", 2, 2, [])
+    assert row["tokens_per_s"]["median"] > 0
+    assert "marlin did not start" in capsys.readouterr().out
 
 
 @pytest.mark.server
