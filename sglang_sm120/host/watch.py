@@ -73,6 +73,7 @@ class Watcher:
         self.current: LayerCall | None = None
         self._step_due: bool | None = None  # None outside of steps
         self._checked_steps = 0
+        self._names: set[str] = set()
         self._generator = torch.Generator().manual_seed(20)
 
     # --- steps -----------------------------------------------------------------------------------------------
@@ -165,6 +166,17 @@ class Watcher:
             self.current = outer
         self._end(call, captured=captured)
         return out
+
+    def name(self, layer: Any, place: str) -> None:
+        """Give a layer the name of its place in the model, once; a draft model may have the same places."""
+        if hasattr(layer, "sm120_name"):
+            return  # its weights were loaded again
+        number = 1
+        layer.sm120_name = place
+        while layer.sm120_name in self._names:
+            number += 1
+            layer.sm120_name = f"{place} of model {number}"
+        self._names.add(layer.sm120_name)
 
     def _begin(self, layer: Any, m: int, *, captured: bool) -> LayerCall:
         name = getattr(layer, "sm120_name", "") or layer_name(layer)

@@ -137,12 +137,12 @@ def keep_from_graphs(module: ModuleType, patcher: Patcher, *, cls: str, method: 
 def name_layers(module: ModuleType, patcher: Patcher, *, seam: str) -> None:
     """Tell dense FP4 layers their place in the model, once it is loaded."""
     loader = module.DefaultModelLoader
-    inner = loader.load_weights_and_postprocess
+    inner, watch = loader.load_weights_and_postprocess, watcher()
 
     def load_weights_and_postprocess(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         inner(model, *args, **kwargs)
         for name, layer in model.named_modules():
             if is_dense(layer):
-                layer.sm120_name = name
+                watch.name(layer, name)
 
     patcher.set(loader, "load_weights_and_postprocess", staticmethod(mark(seam, load_weights_and_postprocess, inner)))

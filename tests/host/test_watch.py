@@ -468,6 +468,33 @@ def test_a_report_that_cannot_be_written_warns_once_and_serves_on(
     assert [r.getMessage().partition(":")[0] for r in caplog.records] == [env.REPORT]
 
 
+def test_layers_get_their_place_in_the_model_and_those_of_a_draft_another_name(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving.decide("torch_reference")
+
+    def model() -> torch.nn.Module:
+        case = make_case("modelopt", 64, [32], fresh_generator())
+        case.layer.quant_method = case.method
+        inner = torch.nn.Sequential(case.layer, torch.nn.Linear(2, 2))
+        return torch.nn.Sequential(inner)
+
+    class DefaultModelLoader:
+        @staticmethod
+        def load_weights_and_postprocess(model: torch.nn.Module, weights: object, target_device: object) -> None:
+            pass
+
+    watcher = Watcher(1, report=False)
+    monkeypatch.setattr(watch_patches, "watcher", lambda: watcher)
+    module: Any = SimpleNamespace(DefaultModelLoader=DefaultModelLoader)
+    watch_patches.name_layers(module, Patcher(), seam="watch names")
+    target, draft = model(), model()
+    for loaded in (target, draft, target):
+        module.DefaultModelLoader.load_weights_and_postprocess(loaded, None, None)
+    assert [m[0][0].sm120_name for m in (target, draft)] == ["0.0", "0.0 of model 2"]  # type: ignore[index]
+    assert not hasattr(target[0][1], "sm120_name")  # type: ignore[index]
+
+
 def test_every_convention_is_watched() -> None:
     names = {seam.name for seam in watch_seams.WATCH_SEAMS}
     assert {f"watch ({convention.label})" for convention in CONVENTIONS} <= names
