@@ -54,7 +54,7 @@ wheel-cuda: ## The wheel with compiled kernels for this kind of processor, in di
 bench-host: ## What the hooks cost per process and per call
 	$(DEV) benchmarks/host.py
 
-bench-serving: ## FP4 backends of SGLang on an NVIDIA GPU, end to end; writes results/serving_CARD.json
+bench-serving: ## FP4 backends of SGLang on an NVIDIA GPU, end to end; writes results/serving_dense_CARD.json
 	py=$(SGLANG_PYTHON) && "$$py" -m benchmarks.serving
 
 bench-startup: ## What the boot file costs at the start of an interpreter

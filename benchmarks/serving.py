@@ -141,7 +141,7 @@ def main(given: Sequence[str] | None = None) -> int:
     print(*report.table(record["rows"]), sep="\n")
     for concurrency, others in report.ratios(record["rows"], "sm120").items():
         print(f"{concurrency} requests: sm120 is " + ", ".join(f"{ratio}x {name}" for name, ratio in others.items()))
-    say(f"written to {result_files.write(args.json, record).name}")
+    say(f"written to {result_files.write(args.json, record, args.model).name}")
     if args.plot:
         report.draw(record, args.plot)
     ours_failed = any("error" in found for name, found in record["contenders"].items() if name.startswith("sm120"))

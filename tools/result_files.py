@@ -66,10 +66,10 @@ def header(kind: str, command: str, identity: Identity) -> dict[str, Any]:
     }
 
 
-def write(target: Path, record: Mapping[str, Any]) -> Path:
-    """Write a record to a ``.json`` file, or into a folder under a name made of its kind and card."""
+def write(target: Path, record: Mapping[str, Any], variant: str = "") -> Path:
+    """Write a record to a ``.json`` file, or into a folder under a name made of its kind, its variant and its card."""
     if target.suffix != ".json":
-        name = f"{record['kind']} {record['card']}".lower()
+        name = f"{record['kind']} {variant} {record['card']}".lower()
         target = target / (re.sub(r"[^a-z0-9]+", "_", name).strip("_") + ".json")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

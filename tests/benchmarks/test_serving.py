@@ -61,6 +61,7 @@ def test_the_result_file_holds_what_ran_and_what_did_not(
     line = "--contenders sm120 marlin --concurrency 2 --repeats 1 --input-tokens 4 --output-tokens 3 --profile-steps 0"
     assert serving.main([*line.split(), "--json", str(tmp_path)]) == 0
     (file,) = tmp_path.iterdir()
+    assert file.name.startswith("serving_dense_")
     record = json.loads(file.read_text())
     assert record["model"]["hidden"] == TINY.hidden
     assert record["contenders"]["marlin"]["error"] == "ValueError: no such backend"
