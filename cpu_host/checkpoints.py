@@ -48,6 +48,7 @@ class Spec:
         odd: hidden and intermediate sizes, and so N and K of the layers, that are multiples of 16 only.
         different_scales: the shards of q/k/v and gate/up have their own global scales (weights and inputs).
         bias: bias on the attention projections.
+        experts: number of routed experts of each layer in place of the dense MLP (Qwen3-MoE); 0 for none.
         seed: other weights.
     """
 
@@ -55,6 +56,7 @@ class Spec:
     odd: bool = False
     different_scales: bool = False
     bias: bool = False
+    experts: int = 0
     seed: int = 0
 
     @property
@@ -109,7 +111,8 @@ def make_adapter(folder: Path, spec: Spec, *, rank: int = 8, seed: int = 100) ->
 
 def linears_per_forward(spec: Spec) -> int:
     """How many calls of the backend one forward makes: q/k/v and gate/up run fused where they share scales."""
-    return (7 if spec.different_scales else 4) * int(_config(spec)["num_hidden_layers"])
+    attention, mlp = (4, 3) if spec.different_scales else (2, 2)
+    return (attention if spec.experts else attention + mlp) * int(_config(spec)["num_hidden_layers"])
 
 
 def _config(spec: Spec) -> dict[str, Any]:
@@ -134,6 +137,17 @@ def _config(spec: Spec) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
+    if spec.experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": spec.experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     if spec.format.startswith("compressed-tensors"):
         config["quantization_config"] = _compressed_tensors_config(spec)
     return config
@@ -144,7 +158,7 @@ def _modelopt_config(spec: Spec) -> dict[str, Any]:
         "quant_algo": _MODELOPT_ALGORITHM[spec.format],
         "kv_cache_quant_algo": None,
         "group_size": nvfp4.BLOCK,
-        "exclude_modules": ["lm_head"],
+        "exclude_modules": ["lm_head", *(["*.mlp.gate"] if spec.experts else [])],
     }
     if spec.format == "modelopt-awq":
         quantization |= {"has_zero_point": False, "pre_quant_scale": True}
@@ -178,7 +192,7 @@ def _weights(config: dict[str, Any], spec: Spec) -> Iterator[tuple[str, Tensor]]
     def normal(std: float, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
 
-    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, dim = config["hidden_size"], config["head_dim"]
     q_width, kv_width = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     widths = {"q_proj": q_width, "k_proj": kv_width, "v_proj": kv_width}
 
@@ -203,11 +217,21 @@ def _weights(config: dict[str, Any], spec: Spec) -> Iterator[tuple[str, Tensor]]
         yield f"{layer}.self_attn.q_norm.weight", 1.0 + normal(0.1, dim)
         yield f"{layer}.self_attn.k_norm.weight", 1.0 + normal(0.1, dim)
         yield f"{layer}.post_attention_layernorm.weight", 1.0 + normal(0.1, hidden)
-        yield from linear(f"{layer}.mlp.gate_proj", inner, hidden)
-        yield from linear(f"{layer}.mlp.up_proj", inner, hidden)
-        yield from linear(f"{layer}.mlp.down_proj", hidden, inner)
+        if spec.experts:
+            yield f"{layer}.mlp.gate.weight", normal(2.0 / math.sqrt(hidden), spec.experts, hidden)
+        for mlp, width in _mlps(f"{layer}.mlp", config, spec):
+            yield from linear(f"{mlp}.gate_proj", width, hidden)
+            yield from linear(f"{mlp}.up_proj", width, hidden)
+            yield from linear(f"{mlp}.down_proj", hidden, width)
     yield "model.norm.weight", 1.0 + normal(0.1, hidden)
     yield "lm_head.weight", normal(2.0 / math.sqrt(hidden), config["vocab_size"], hidden)
+
+
+def _mlps(name: str, config: dict[str, Any], spec: Spec) -> list[tuple[str, int]]:
+    """Names and widths of a layer's MLPs: one, or one for each expert."""
+    if not spec.experts:
+        return [(name, config["intermediate_size"])]
+    return [(f"{name}.experts.{i}", config["moe_intermediate_size"]) for i in range(spec.experts)]
 
 
 def _stored(name: str, weight: Tensor, spec: Spec) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from cpu_host import nvfp4
 
@@ -59,6 +59,33 @@ class _QuantizedLinear(nn.Module):
         return out.reshape(*x.shape[:-1], -1)
 
 
+class _Experts(nn.Module):
+    """Routed experts in float64, the activation held in float32 between the two layers of an expert.
+
+    Expects quantised layers to be put at ``experts.N.gate_proj`` and so on.
+    """
+
+    def __init__(self, config: Qwen3MoeConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.experts = nn.ModuleList(nn.Module() for _ in range(config.num_experts))
+        self.top_k, self.normalised = config.num_experts_per_tok, config.norm_topk_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.gate(rows).float().softmax(-1).topk(self.top_k)
+        if self.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        out = torch.zeros(rows.shape, dtype=torch.float64)
+        for index, expert in enumerate(self.experts):
+            row, slot = torch.nonzero(chosen == index, as_tuple=True)
+            values = rows[row].to(torch.float64)
+            inner = nn.functional.silu(expert.gate_proj(values)) * expert.up_proj(values)
+            part = expert.down_proj(inner.float().double())
+            out.index_add_(0, row, part * weights[row, slot].double().unsqueeze(-1))
+        return out.to(x.dtype).reshape(x.shape)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """How far a server's log-probabilities are from the reference's.
@@ -95,8 +122,13 @@ def load(folder: Path) -> Qwen3ForCausalLM:
     """Build the model of a checkpoint folder."""
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     settings.pop("quantization_config", None)  # or transformers would look for a quantizer of its own
-    config = Qwen3Config(**settings, attn_implementation="eager")
-    model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+    if settings["model_type"] == "qwen3_moe":
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings, attn_implementation="eager"))
+        for layer in model.model.layers:
+            layer.mlp = _Experts(model.config)
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**settings, attn_implementation="eager"))
+    model = model.to(torch.bfloat16).eval()
     tensors = load_file(folder / "model.safetensors")
     quantized = {name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")}
     for module in quantized:

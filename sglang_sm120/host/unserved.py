@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sglang_sm120.dispatch import PRECEDENCE, Decision
+from sglang_sm120.host import moe_choice, moe_resolution, ranks
 from sglang_sm120.host.conventions import CONVENTIONS
 from sglang_sm120.host.patching import Patcher, mark
 from sglang_sm120.host.state import STATE
@@ -33,6 +34,7 @@ def wrap_load(module: ModuleType, patcher: Patcher) -> None:
         original(model, *args, **kwargs)
         if STATE.decision is not None:
             report(model, STATE.decision)
+        report_experts(model)
 
     replacement = mark(SEAM, load_weights_and_postprocess, original)
     patcher.set(loader, "load_weights_and_postprocess", staticmethod(replacement))
@@ -62,6 +64,29 @@ def report(model: torch.nn.Module, decision: Decision) -> None:
         type(model).__name__,
         why,
     )
+
+
+def report_experts(model: torch.nn.Module) -> None:
+    """Log one line about the runner of ours that was named for this model: what it serves, or that it does nothing."""
+    own = moe_choice.RUNNERS.own
+    if own is None or not ranks.is_first():
+        return
+    flag = moe_resolution.DRAFT_FLAG if moe_choice.RUNNERS.making_draft else moe_resolution.FLAG
+    methods = (getattr(layer, name, None) for layer in model.modules() for name in ("quant_method", "scheme"))
+    found = (getattr(method, "sm120_experts", None) for method in methods)
+    served = [experts for experts in found if experts is not None]
+    if not served:
+        logger.warning(
+            "%s %s has no layer to serve in %s and changes nothing: it has no experts in NVFP4. "
+            "See: sglang-sm120 explain MODEL.",
+            flag,
+            own,
+            type(model).__name__,
+        )
+        return
+    most = served[0].most_tokens
+    beyond = f"; batches of more than {most} tokens go on to SGLang's own kernels" if most is not None else ""
+    logger.info("%s %s serves the NVFP4 experts of %d layers%s.", flag, own, len(served), beyond)
 
 
 def fp4_layers(model: torch.nn.Module) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensor
 from sglang.srt.layers.quantization.modelopt_quant import ModelOptNvFp4FusedMoEMethod
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
+from sglang_sm120.host import moe_choice, moe_layers, unserved
+from sglang_sm120.host.conventions import EXPERT_CONVENTIONS
 from tests.host.conftest import Serving
 from tests.host.linear_layers import make_case
 from tests.support.nvfp4 import fresh_generator
@@ -94,3 +97,29 @@ def test_a_model_without_fp4_is_left_in_peace_under_auto(
 
 def test_without_a_decision_there_is_no_line(caplog: pytest.LogCaptureFixture) -> None:
     assert lines(caplog, experts(EXPERTS[0])) == []
+
+
+def served_experts(most: int | None = None) -> torch.nn.Module:
+    """A layer of experts that a runner of ours serves."""
+    layer = torch.nn.Module()
+    convention = EXPERT_CONVENTIONS[0]
+    layer.quant_method = SimpleNamespace(sm120_experts=moe_layers.Experts("sm120", convention, most_tokens=most))
+    return layer
+
+
+def test_a_moe_runner_of_ours_says_what_it_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runners = moe_choice.Runners(own_target="sm120", own_draft="torch_reference")
+    monkeypatch.setattr(moe_choice, "RUNNERS", runners)
+    with caplog.at_level(logging.INFO, "sglang_sm120"):
+        unserved.report_experts(torch.nn.Sequential(served_experts(64), served_experts(64)))
+        assert "--moe-runner-backend sm120 serves the NVFP4 experts of 2 layers; batches of more than 64" in caplog.text
+        caplog.clear()
+        runners.making_draft = True
+        unserved.report_experts(torch.nn.Sequential(torch.nn.Linear(1, 1)))
+        assert "--speculative-moe-runner-backend torch_reference has no layer to serve in Sequential" in caplog.text
+        caplog.clear()
+        runners.own_draft = None
+        unserved.report_experts(torch.nn.Sequential(served_experts()))
+        assert not caplog.text

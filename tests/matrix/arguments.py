@@ -1,6 +1,7 @@
 """Run inside a release's environment: what its real argument parser makes of every value. Prints one JSON object.
 
-SM120_MATRIX_MOE   folder of MoE configurations; for each, what ``--moe-runner-backend auto`` becomes on an RTX card
+SM120_MATRIX_MOE   folder of MoE configurations; for each, what ``--moe-runner-backend`` becomes on an RTX card: ``auto``,
+                   and a runner of ours
 """
 
 from __future__ import annotations
@@ -39,14 +40,24 @@ def main(model: str, values: list[str]) -> None:
     ServerArgs.add_cli_args(parser)
     result["help"] = [v for v in values if v in parser.format_help()]
     if "SM120_MATRIX_MOE" in os.environ:
-        result["moe"] = {model.name: runners(model) for model in Path(os.environ["SM120_MATRIX_MOE"]).iterdir()}
+        models = list(Path(os.environ["SM120_MATRIX_MOE"]).iterdir())
+        result["moe"] = {model.name: runners(model) for model in models}
+        ours = ["--moe-runner-backend", "torch_reference"]
+        result["own moe"] = {model.name: [*runners(model, *ours), *moe_choice_named()] for model in models}
     from sglang_sm120 import verify
 
     result["states"] = {s.name: s.state for s in verify()}
     print(json.dumps(result))
 
 
-def runners(model: Path) -> list[str | None]:
+def moe_choice_named() -> tuple[str, str]:
+    """What the scheduler would find."""
+    from sglang_sm120.host import moe_choice
+
+    return moe_choice.named()
+
+
+def runners(model: Path, *words: str) -> list[str | None]:
     """Resolve the arguments of a MoE model; return the runners of target and draft."""
     from sglang.srt.server_args import prepare_server_args
 
@@ -56,7 +67,7 @@ def runners(model: Path) -> list[str | None]:
 
     card = HostFacts(RTX, {**installed_versions(), **VERSIONS})
     moe_resolution.facts_of_arguments = lambda view: card
-    arguments = prepare_server_args(["--model-path", str(model), "--device", "cpu"])
+    arguments = prepare_server_args(["--model-path", str(model), "--device", "cpu", *words])
     resolved: Any = arguments
     if hasattr(arguments, "resolve_once"):  # 0.5.19 and later keep what was resolved beside what was written
         from sglang.srt.arg_groups.model_override_base import resolved_view

@@ -105,6 +105,7 @@ def check(evidence: dict[str, Any], release: str) -> None:
     """Accepted, resolved, verified; one process per value."""
     version = Version(release)
     check_expert_layers(evidence.pop("moe")["runners"], version)
+    assert evidence.pop("experts")["equal"] == {"ModelOpt": [True] * 3, "compressed-tensors": [True] * 2}
     assert set(evidence) == {"auto", *BACKENDS}
     for value in OURS:
         facts = evidence[value]
@@ -236,6 +237,9 @@ def test_the_real_parser_accepts_our_values_and_still_refuses_others(
     )
     found = {kinds[name]: runners for name, runners in run["moe"].items()}
     assert found == {kind: [runner, runner] for kind, runner in moe_runners_under_auto(release).items()}
+    for name, runners in run["own moe"].items():
+        stand_in = "auto" if kinds[name] == "compressed-tensors" else "flashinfer_cutlass"
+        assert runners == [stand_in, stand_in, "torch_reference", "torch_reference"], kinds[name]
     assert run["accepted"] == {v: v for v in ["auto", "flashinfer_cutlass", *OURS]}
     code, text = run["refused"]["bogus"]
     assert code == 2

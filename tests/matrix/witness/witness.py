@@ -52,9 +52,10 @@ def _testify() -> None:
         if value != own and os.fork() == 0:
             _write(value, _resolve_again(value))
             os._exit(0)
-    if os.fork() == 0:
-        _write("moe", _make_expert_layers())
-        os._exit(0)
+    for name, look in (("moe", _make_expert_layers), ("experts", _serve_experts)):
+        if os.fork() == 0:
+            _write(name, look())
+            os._exit(0)
     while True:
         try:
             os.wait()
@@ -136,6 +137,25 @@ def _make_expert_layers() -> dict[str, Any]:
             except Exception as error:  # noqa: BLE001 - a GPU is missing: SGLang's own constructor was reached
                 found[value][name] = f"SGLang: {error}"
     return {"runners": found}
+
+
+def _serve_experts() -> dict[str, Any]:
+    """Whether layers of this release, served by a runner of ours, give the oracle's bits; by kind of experts."""
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    import torch
+    from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
+
+    torch.set_num_threads(1)  # a fork has no other threads
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        serve_with("torch_reference", kind)
+        found[kind] = []
+        for shape in (Shape(), Shape(ranks=3, rank=1), Shape(gated=False, inner=48)):
+            if shape.gated or kind == "ModelOpt":
+                layer = ExpertLayer(kind, shape)
+                batch = layer.batch(5)
+                found[kind].append(torch.equal(layer.run(*batch), layer.expected(*batch)))
+    return {"equal": found}
 
 
 def _expert_classes() -> dict[str, Any]:
