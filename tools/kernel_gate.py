@@ -28,8 +28,11 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sglang_sm120.build import spec
+
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = tuple(f"csrc/{room}/launch.cu" for room in ("gemm_skinny", "gemm_tiled", "moe", "quantize"))
+#: Every CUDA file of the library: an entry point in one that this gate does not know is an error.
+SOURCES = tuple(str(p.relative_to(ROOT)) for p in spec.units(ROOT / "csrc") if p.suffix == ".cu")
 TARGETS = ("120f", "121a")
 FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{ROOT / 'csrc'}")
 #: SM12x: shared memory a CTA may have, what an SM has for all, what each resident CTA reserves, registers, threads.
@@ -97,7 +100,7 @@ def tool(name: str) -> str:
 
 def compile_cubin(source: str, target: str, folder: Path) -> tuple[Path, str]:
     """Compile one source for one target; returns the binary and the assembler's report."""
-    out = folder / f"{Path(source).parent.name}_{target}.cubin"
+    out = folder / f"{Path(source).parent.name}_{Path(source).stem}_{target}.cubin"
     command = [
         tool("nvcc"), *FLAGS, "-cubin", f"-gencode=arch=compute_{target},code=sm_{target}", "-Xptxas=-v",
         "-o", str(out), str(ROOT / source),
