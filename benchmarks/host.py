@@ -1,4 +1,4 @@
-"""What the hooks cost on the host: ``install()`` per process, and the routing of one GEMM call.
+"""What the hooks cost on the host: ``install()`` per process, the routing of one GEMM call, and the choice for it.
 
     make bench-host
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import timeit
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 REPEATS = 41
@@ -66,6 +66,7 @@ def _call_times() -> dict[str, list[float]]:
     from sglang_sm120.backends import torch_reference
     from sglang_sm120.host import patches_gemm
     from sglang_sm120.host.patching import Patcher
+    from sglang_sm120.tuning import backend
 
     result = torch.empty(1, 8, dtype=torch.bfloat16)
     byte, scale = torch.empty(1, 8, dtype=torch.uint8), torch.ones(())
@@ -81,6 +82,21 @@ def _call_times() -> dict[str, list[float]]:
     vars(native)["_library"] = lambda device: (kernels, True)
     x = torch.empty(1, 16, dtype=torch.bfloat16)
     linear = (x, byte, byte, scale, scale, None)
+    quantized, byte_scale = (byte, scale), byte.view(torch.float8_e4m3fn)
+
+    def quantize(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantized
+
+    def chosen(value: str) -> Callable[[], torch.Tensor]:
+        """The body of ``sm120_tuned`` for an N of its own, in whose plan ``value`` serves M = 1."""
+        weight = torch.empty(len(plans) + 1, 8, dtype=torch.uint8)
+        plans.append(backend.make_plan({1: value}, None))
+        backend.add_plan((len(plans), 16, x.dtype, True), plans[-1])
+        return lambda: backend.linear(x, weight, byte_scale, scale, scale, None)
+
+    plans: list[backend.Plan] = []
+    flashinfer = sys.modules["flashinfer"] = ModuleType("flashinfer")
+    vars(flashinfer).update(fp4_quantize=quantize, mm_fp4=at_once)
     original_apply = modelopt.ModelOptFp4LinearMethod.apply.__wrapped__
     unprepared, foreign = SimpleNamespace(), SimpleNamespace()
     return _interleave(
@@ -97,6 +113,11 @@ def _call_times() -> dict[str, list[float]]:
             ),
             "sm120 with kernels that return at once": lambda: native.linear(*linear),
             "the same through the operator": lambda: ops.nvfp4_linear(*linear, "sm120"),
+            "sm120 with kernels that return at once, chosen by sm120_tuned": chosen("sm120"),
+            "FlashInfer's quantizer and function called directly": lambda: at_once(
+                *quantize(x, scale), byte.T, byte_scale.T, scale, torch.bfloat16, backend="cutlass"
+            ),
+            "the same chosen by sm120_tuned": chosen("flashinfer_cutlass"),
         }
     )
 

@@ -103,8 +103,8 @@ def _flashinfer_gemm(name: str) -> Gemm:
         bias: torch.Tensor | None,
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
-        weight_scale = b_scale.view(torch.float8_e4m3fn).T
-        out: torch.Tensor = function(a, b.T, a_scale, weight_scale, alpha, out_dtype, backend=name)
+        weight_scale = b_scale if b_scale.dtype == torch.float8_e4m3fn else b_scale.view(torch.float8_e4m3fn)
+        out: torch.Tensor = function(a, b.T, a_scale, weight_scale.T, alpha, out_dtype, backend=name)
         return out if bias is None else out + bias
 
     return gemm

@@ -308,11 +308,11 @@ def test_an_error_while_serving_names_backend_layer_and_shape(
     tune(serving, *entries(N, K, TIMES))
     case = make_case("modelopt", K, [N], fresh_generator())
 
-    def fails(*args: object) -> None:
+    def fails(device: object) -> None:
         raise RuntimeError("CUDA error: misaligned address")
 
-    monkeypatch.setattr(native, "gemm", fails)
-    with pytest.raises(BackendError, match=r"sm120, which .* M=2 N=64 K=128 .*ModelOpt|sm120, which .* M=2 N=64 K=128"):
+    monkeypatch.setattr(native, "_library", fails)
+    with pytest.raises(BackendError, match=r"sm120, which .* M=2 N=64 K=128 \(layers: Module \(N=64\)\), failed: Runt"):
         case.run(torch.ones(2, K, dtype=torch.bfloat16))
 
 
