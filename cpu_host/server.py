@@ -111,6 +111,7 @@ class Evidence:
     backend: str
     forwards: int
     linears: dict[str, dict[str, int]]
+    multiplied_by: dict[str, int]
 
     @property
     def calls(self) -> int:

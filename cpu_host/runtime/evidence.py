@@ -24,7 +24,7 @@ from typing import Any
 
 from cpu_host.runtime import EVIDENCE_VARIABLE, MUTATION_VARIABLE, after_import, mutations
 
-_BACKENDS = ("sglang_sm120.backends.torch_reference", "sglang_sm120.native")
+_BACKENDS = {"sglang_sm120.backends.torch_reference": "torch_reference", "sglang_sm120.native": "sm120"}
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _MODELOPT = "sglang.srt.layers.quantization.modelopt_quant"
 _FP4_UTILS = "sglang.srt.layers.quantization.fp4_utils"
@@ -38,9 +38,11 @@ class _Counter:
         self.mutate = mutations.find("")
         self.forwards = 0
         self.linears: dict[str, dict[str, int]] = {}
+        self.multiplied_by: dict[str, int] = {}
 
-    def saw_linear(self, rows: int, n: int, k: int) -> None:
+    def saw_linear(self, rows: int, n: int, k: int, by: str) -> None:
         if self.depth:
+            self.multiplied_by[by] = self.multiplied_by.get(by, 0) + 1
             entry = self.linears.setdefault(f"{n}x{k}", {"calls": 0, "rows": 0})
             entry["calls"] += 1
             entry["rows"] += rows
@@ -52,6 +54,7 @@ class _Counter:
             "backend": _chosen_backend(),
             "forwards": self.forwards,
             "linears": self.linears,
+            "multiplied_by": self.multiplied_by,
         }
         folder.mkdir(parents=True, exist_ok=True)
         scratch = folder / f".{os.getpid()}.tmp"
@@ -79,7 +82,7 @@ def _watch_backend(module: ModuleType) -> None:
     linear: Callable[..., Any] = vars(module)["linear"]
 
     def counted(x: Any, weight: Any, weight_scale: Any, input_scale: Any, alpha: Any, bias: Any = None) -> Any:
-        _COUNTER.saw_linear(x.shape[0], weight.shape[0], 2 * weight.shape[1])
+        _COUNTER.saw_linear(x.shape[0], weight.shape[0], 2 * weight.shape[1], _BACKENDS[module.__name__])
         if _COUNTER.depth:
             weight, weight_scale, alpha = _COUNTER.mutate(weight, weight_scale, alpha)
         return linear(x, weight, weight_scale, input_scale, alpha, bias)
@@ -94,7 +97,7 @@ def _watch_flashinfer(module: ModuleType) -> None:
 
     @functools.wraps(gemm)  # with its attributes: by them the package knows its own hook
     def counted(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
-        _COUNTER.saw_linear(a.shape[0], b.shape[1], 2 * b.shape[0])
+        _COUNTER.saw_linear(a.shape[0], b.shape[1], 2 * b.shape[0], "flashinfer")
         return gemm(a, b, *args, **kwargs)
 
     vars(module)["flashinfer_fp4_gemm"] = counted
