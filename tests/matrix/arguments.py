@@ -1,7 +1,7 @@
 """Run inside a release's environment: what its real argument parser makes of every value. Prints one JSON object.
 
-SM120_MATRIX_MOE   folder of MoE configurations; for each, what ``--moe-runner-backend`` becomes on an RTX card: ``auto``,
-                   and a runner of ours
+SM120_MATRIX_MOE   folder of MoE configurations; for each, what ``--moe-runner-backend auto`` becomes on an RTX card;
+                   and what a runner of ours becomes, for the kinds that we serve in every release
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ def main(model: str, values: list[str]) -> None:
         models = list(Path(os.environ["SM120_MATRIX_MOE"]).iterdir())
         result["moe"] = {model.name: runners(model) for model in models}
         ours = ["--moe-runner-backend", "torch_reference"]
-        result["own moe"] = {model.name: [*runners(model, *ours), *moe_choice_named()] for model in models}
+        served = [model for model in models if model.name in ("modelopt_fp4", "compressed-tensors")]
+        result["own moe"] = {model.name: [*runners(model, *ours), *named()] for model in served}
     from sglang_sm120 import verify
 
     result["states"] = {s.name: s.state for s in verify()}
     print(json.dumps(result))
 
 
-def moe_choice_named() -> tuple[str, str]:
+def named() -> tuple[str, str]:
     """What the scheduler would find."""
     from sglang_sm120.host import moe_choice
 

@@ -143,6 +143,7 @@ def _serve_experts() -> dict[str, Any]:
     """Whether layers of this release, served by a runner of ours, give the oracle's bits; by kind of experts."""
     sys.path.insert(0, str(Path(__file__).parents[3]))
     import torch
+
     from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
 
     torch.set_num_threads(1)  # a fork has no other threads
