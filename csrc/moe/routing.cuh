@@ -2,7 +2,7 @@
 // numbers at most. Nothing is sorted, counted or waited for on the host.
 //
 // topk_ids and topk_weights are read with loads that L1 cannot answer. The down kernel reads them before its
-// dependency wait; kernel.cuh says why that is allowed.
+// dependency wait; down.cuh says why that is allowed.
 #pragma once
 
 #include "../ptx/memory.cuh"
