@@ -99,6 +99,17 @@ struct GateUpShared {
         bytes(rows + rows_at_once * row_pitch) {}
 };
 
+constexpr Params largest_problem() {
+  Params params = {};
+  params.m = kMaxPairs;
+  params.top_k = 1;
+  params.experts = kMaxExperts;
+  params.hidden_size = kMaxHiddenSize;
+  return params;
+}
+static_assert(GateUpShared(largest_problem(), units_along(kMaxHiddenSize), 1).bytes <= kMaxShared,
+              "one token always fits");
+
 /// down: experts and router weights of the block's pairs, counts of the warps, the block's distinct experts.
 constexpr int kMaxBlockPairs = kColumns * kMaxTopK;
 static_assert(kMaxBlockPairs <= kThreads, "one thread a pair");

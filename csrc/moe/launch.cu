@@ -45,7 +45,6 @@ cudaError_t launch_moe(const Params& params, const gemm::Device& device, bool de
   if (params.m == 0) return cudaSuccess;
   const KernelParams own = {params, choose_config(params, device.sm_count, device.max_cluster)};
   const int shared = gate_up_shared_bytes(params, own.config);
-  if (shared > kMaxShared) return cudaErrorInvalidValue;
   const auto grid = [](int x, int shift, int y) {
     return dim3(static_cast<unsigned>(x) << shift, static_cast<unsigned>(y));
   };
