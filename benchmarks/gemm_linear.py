@@ -3,15 +3,16 @@
     python -m benchmarks.gemm_linear [--library build/sm120.so] [--json out.json]
 
 One run times both ways for each shape, on rotated weights as in ``gemm.py``, in its modes ``pdl`` (a chain of dependent
-launches) and ``plain``. ``gain`` is two launches over one, above 1 where one is faster. ``takes_one`` says what the plan
-(``csrc/gemm/plan.h``) takes: its rule compares ``units_per_sm`` (row tiles x units of 128 along K x tiles of 8 tokens,
-for each SM) with a limit. The right limit is where ``gain`` falls to 1.
+launches) and ``plain``. ``gain`` is two launches over one, above 1 where one is faster. ``takes_one`` is the choice of
+``csrc/gemm/plan.h``, which compares ``units_per_sm`` (row tiles x units of 128 along K x tiles of 8 tokens, for each SM)
+with a limit. The right limit is where ``gain`` falls to 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,8 @@ def time_case(library: Any, m: int, n: int, k: int) -> dict[str, Any]:
     row["takes_one"] = bool(library.nvfp4_quantizes_inside(torch.cuda.current_device(), m, n, k))
     for mode in MODES:
         pdl = mode == "pdl"
-        row[f"two_{mode}"] = time_graph(lambda i, pdl=pdl: layer.two_launches(i, pdl), layer.count)
-        row[f"one_{mode}"] = time_graph(lambda i, pdl=pdl: layer.one_launch(i, pdl), layer.count)
+        row[f"two_{mode}"] = time_graph(partial(layer.two_launches, pdl=pdl), layer.count)
+        row[f"one_{mode}"] = time_graph(partial(layer.one_launch, pdl=pdl), layer.count)
         row[f"gain_{mode}"] = row[f"two_{mode}"] / row[f"one_{mode}"]
     row["gemm_pdl"] = layer.time("pdl")
     return row

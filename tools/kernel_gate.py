@@ -215,9 +215,9 @@ def identify(symbol: str) -> Kernel:
         resident = 2 if tiles <= 2 else 1
         return Kernel(label, 256, shared, ring, 4 * tiles, resident, 10, converts=match[1] is not None)
     if match := re.search(r"3moe14gate_up_kernelI.*InputTypeE(\d)ELb([01])E", symbol):
-        rows = 5  # as many as csrc/moe/config.h takes of 8 tokens for the figures below
+        at_once = 5  # rows, as many as csrc/moe/config.h takes of 8 tokens for the figures below
         # rings and inbox; top-8 of 256 experts, 8 tokens; partial sums and quantized rows for hidden size 2048
-        shared = 8 * 2 * 2304 + 1040 + (8 * 8 * 4 + 256 // 8 + 32 + 8 * 4) + rows * (8 * 144 + 16 * 72 + 16)
+        shared = 8 * 2 * 2304 + 1040 + (8 * 8 * 4 + 256 // 8 + 32 + 8 * 4) + at_once * (8 * 144 + 16 * 72 + 16)
         label = f"moe gate/up, {INPUT_TYPES[int(match[1])]}, {ROW_STARTS[int(match[2])]}"
         return Kernel(label, 256, shared, 8 * 2 * 2304, 4, 2, converts=True, late_launch=True)
     if match := re.search(r"3moe11down_kernelILb([01])E", symbol):
