@@ -4,8 +4,8 @@
 
 One run times both ways for each shape, on rotated weights as in ``gemm.py``, in its modes ``pdl`` (a chain of dependent
 launches) and ``plain``. ``gain`` is two launches over one, above 1 where one is faster. ``takes_one`` is the choice of
-``csrc/gemm/plan.h``, which compares ``units_per_sm`` (row tiles x units of 128 along K x tiles of 8 tokens, for each SM)
-with a limit. The right limit is where ``gain`` falls to 1.
+``csrc/gemm/plan.h``, which compares ``units_per_sm`` (row tiles x units of 128 along K x tiles of 8 tokens, for each
+SM) with a limit. The right limit is where ``gain`` falls to 1.
 """
 
 from __future__ import annotations
