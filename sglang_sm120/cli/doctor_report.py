@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from sglang_sm120 import __version__, env
 from sglang_sm120.cli.backends_report import SCHEMA, backends_report
 from sglang_sm120.cli.snapshot import Snapshot
+from sglang_sm120.diagnosis.checks import compiled_findings
+from sglang_sm120.diagnosis.finding import Finding
 from sglang_sm120.sgl_kernel_ops.choice import implementations
 
 REINSTALL = "in a clone of sglang-sm120, pip install --force-reinstall --no-deps ."
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is wrong, and what to do. ``stop`` means that a server would not start with our values."""
-
-    code: str
-    severity: Literal["stop", "warning"]
-    message: str
-    fix: str
 
 
 def doctor_report(snapshot: Snapshot) -> dict[str, Any]:
@@ -47,6 +39,17 @@ def doctor_report(snapshot: Snapshot) -> dict[str, Any]:
             "seams": {name: snapshot.seams.differing.get(name, "matches") for name in snapshot.seams.names},
             "note": snapshot.seams.note,
         },
+        libraries=[
+            {
+                "owner": library.owner,
+                "targets": library.targets,
+                "units": len(library.units),
+                "units_for_this_card": library.running(snapshot.facts.capability)
+                if snapshot.facts.capability
+                else None,
+            }
+            for library in snapshot.compiled.libraries
+        ],
         paths={
             "package": [f"{copy.folder} ({copy.version})" for copy in snapshot.copies],
             "site_packages": str(snapshot.site_packages),
@@ -178,6 +181,13 @@ def _check_cache(s: Snapshot) -> Iterator[Finding]:
         yield Finding("cache", "warning", f"{s.cache_problem}.".replace("..", "."), fix)
 
 
+def _check_compiled(s: Snapshot) -> Iterator[Finding]:
+    yield from compiled_findings(s.compiled, s.facts)
+    if s.compiled_note:
+        message = f"Compiled code could not be examined: {s.compiled_note}."
+        yield Finding("compiled-unknown", "warning", message, "Repair or reinstall what the message names.")
+
+
 CHECKS: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _check_packages,
     _check_sglang,
@@ -189,6 +199,7 @@ CHECKS: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _check_settings,
     _check_decision,
     _check_cache,
+    _check_compiled,
 )
 
 

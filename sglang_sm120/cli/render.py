@@ -79,6 +79,8 @@ def render_doctor(report: dict[str, Any], console: Console | None = None) -> Non
     if operators:
         lines = [f"{', '.join(names)}: {implementation}" for implementation, names in operators.items()]
         _section(console, "SGLang's own NVFP4 operators", lines)
+    if report["libraries"]:
+        _section(console, "Libraries with GPU code", [_library(entry) for entry in report["libraries"]])
     decision = report["decision"]
     if decision is not None:
         chosen = decision["backend"] or "left to SGLang"
@@ -88,6 +90,12 @@ def render_doctor(report: dict[str, Any], console: Console | None = None) -> Non
         console.print(f"  fix: {escape(finding['fix'])}", soft_wrap=True)
     stops = sum(finding["severity"] == "stop" for finding in report["findings"])
     console.print("[green]Nothing stops a start.[/]" if report["ok"] else f"[red]{stops} finding(s) stop a start.[/]")
+
+
+def _library(entry: dict[str, Any]) -> str:
+    here = entry["units_for_this_card"]
+    runs = "" if here is None else f"; {here} of {entry['units']} files have code for this card"
+    return f"{entry['owner']}: {', '.join(entry['targets'])}{runs}"
 
 
 def _print_device(console: Console, report: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ import sglang_sm120
 from sglang_sm120 import env
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.device import collect_facts
+from sglang_sm120.diagnosis.compiled import Compiled, collect
 from sglang_sm120.dispatch import Decision, Request, resolve, sglang_default
 from sglang_sm120.errors import Sm120Error
 
@@ -75,6 +76,8 @@ class Snapshot:
     site_packages_writable: bool = True
     cache: str = ""
     cache_problem: str = ""
+    compiled: Compiled = Compiled()
+    compiled_note: str = ""
     python: str = platform.python_version()
 
 
@@ -84,6 +87,7 @@ def take_snapshot() -> Snapshot:
     decision, refusal = _decide(facts)
     pth_active, pth_note = _pth()
     cache, cache_problem = _cache()
+    compiled, compiled_note = _attempt(lambda: collect(facts.capability, facts.versions.get("flashinfer")))
     packages = Path(sysconfig.get_path("purelib"))
     return Snapshot(
         facts=facts,
@@ -102,6 +106,8 @@ def take_snapshot() -> Snapshot:
         site_packages_writable=os.access(packages, os.W_OK),
         cache=cache,
         cache_problem=cache_problem,
+        compiled=compiled or Compiled(),
+        compiled_note=compiled_note,
     )
 
 
@@ -129,6 +135,8 @@ def _settings() -> tuple[Setting, ...]:
         env.DEPRECATED_BACKEND: env.deprecated_backend,
         env.CACHE_DIR: env.cache_path,
         env.JIT: env.jit,
+        env.VERIFY: env.verify_every,
+        env.REPORT: env.report_path,
         env.TUNING_TABLE: env.tuning_table,
     }
     found = []

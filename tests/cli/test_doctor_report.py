@@ -10,12 +10,15 @@ import pytest
 from sglang_sm120 import env
 from sglang_sm120.cli.doctor_report import doctor_report
 from sglang_sm120.cli.render import render_backends, render_doctor
-from sglang_sm120.cli.snapshot import Copy, Seams, Setting, Snapshot
+from sglang_sm120.cli.snapshot import Copy, Seams, Setting, Snapshot, take_snapshot
+from sglang_sm120.diagnosis.compiled import Compiled, Library
+from sglang_sm120.diagnosis.fatbin import Target
 from sglang_sm120.dispatch import Request, resolve
 from tests.cli.bare import codes
 from tests.dispatch.machines import CARDS, RTX, machine
 
 TESTED = ("0.5.9", "0.5.23")
+HOPPER_ONLY = Library("sgl_kernel", (frozenset({Target("sm", 90, "a")}),))
 
 
 def _sound(**changes: Any) -> Snapshot:
@@ -34,6 +37,10 @@ def _sound(**changes: Any) -> Snapshot:
         "cache": "/cache",
     }
     return Snapshot(**{**values, **changes})
+
+
+def test_every_variable_of_the_package_is_shown() -> None:
+    assert [setting.name for setting in take_snapshot().settings] == [variable.name for variable in env.VARIABLES]
 
 
 def test_a_sound_machine_has_no_findings() -> None:
@@ -64,6 +71,8 @@ def test_a_sound_machine_has_no_findings() -> None:
         ({"misspelt": ("SGLANG_SM120_X",)}, "unknown-variable", "warning"),
         ({"decision": None, "refusal": "No."}, "start-refused", "stop"),
         ({"cache_problem": "it is read-only"}, "cache", "warning"),
+        ({"compiled": Compiled((HOPPER_ONLY,))}, "no-kernel-image", "stop"),
+        ({"compiled_note": "PermissionError: x"}, "compiled-unknown", "warning"),
         ({"copies": (Copy(Path("/a"), "0.1.0"), Copy(Path("/b"), "0.2.0"))}, "two-copies", "stop"),
         ({"copies": (Copy(Path("/a"), "0.1.0"), Copy(Path("/b"), "0.1.0"))}, "two-copies", "warning"),
     ],

@@ -1,0 +1,81 @@
+"""Targets of compiled code, read from libraries that nvcc made for known ones."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sglang_sm120.diagnosis.compiled import read_library
+from sglang_sm120.diagnosis.fatbin import Target, containers
+from tests.support import cuda_tools
+
+#: Two source files of one library, with the targets of each. nvcc takes no plain and family target of one number.
+UNITS = (
+    (("compute_90a", "sm_90a"), ("compute_120f", "sm_120f"), ("compute_120f", "compute_120f")),
+    (("compute_121a", "sm_121a"), ("compute_100", "sm_100"), ("compute_100", "compute_100")),
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fatbin")
+    common = [cuda_tools.program("nvcc"), "-Xcompiler", "-fPIC", "-cudart", "none"]
+    objects = []
+    for number, targets in enumerate(UNITS):
+        source = folder / f"unit{number}.cu"
+        source.write_text(f"__global__ void kernel{number}(int* p) {{ *p = {number}; }}\n")
+        codes = [f"-gencode=arch={arch},code={code}" for arch, code in targets]
+        objects.append(str(source.with_suffix(".o")))
+        subprocess.run([*common, *codes, "-c", str(source), "-o", objects[-1]], check=True, env=cuda_tools.environ())
+    made = folder / "units.so"
+    subprocess.run([*common, "-shared", *objects, "-o", str(made)], check=True, env=cuda_tools.environ())
+    return made
+
+
+def test_every_target_of_every_source_file_is_found(library: Path) -> None:
+    found = {frozenset(map(str, unit)) for unit in containers(library)}
+    assert found == {frozenset(code for _, code in targets) for targets in UNITS}
+
+
+@pytest.mark.parametrize(
+    ("capability", "running"), [((9, 0), 1), ((8, 9), 0), ((10, 0), 1), ((12, 0), 2), ((12, 1), 2), ((10, 3), 1)]
+)
+def test_a_card_runs_the_units_that_have_code_for_it(library: Path, capability: tuple[int, int], running: int) -> None:
+    found = read_library("test", iter([library]))
+    assert found is not None
+    assert found.running(capability) == running
+
+
+@pytest.mark.parametrize(
+    ("target", "runs", "refused"),
+    [
+        (Target("sm", 120, "a"), [(12, 0)], [(12, 1), (10, 0)]),
+        (Target("sm", 120, "f"), [(12, 0), (12, 1)], [(10, 0), (13, 0)]),
+        (Target("sm", 121), [(12, 1)], [(12, 0)]),
+        (Target("sm", 120), [(12, 0), (12, 1)], [(9, 0)]),
+        (Target("compute", 90), [(9, 0), (12, 0)], [(8, 9)]),
+        (Target("compute", 90, "a"), [(9, 0)], [(12, 0)]),
+        (Target("compute", 120, "f"), [(12, 1)], [(13, 0)]),
+    ],
+)
+def test_compatibility_is_cudas(target: Target, runs: list[tuple[int, int]], refused: list[tuple[int, int]]) -> None:
+    assert all(target.runs_on(card) for card in runs)
+    assert not any(target.runs_on(card) for card in refused)
+
+
+def test_files_that_are_no_whole_library_are_named_and_do_not_end_the_report(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("INPUT(-lfoo)")
+    (tmp_path / "empty.so").write_bytes(b"")
+    (tmp_path / "cut.so").write_bytes(library.read_bytes()[:3000])
+    found = read_library("test", iter([*sorted(tmp_path.glob("*.so")), library]))
+    assert found is not None
+    assert [problem.partition(":")[0] for problem in found.problems] == ["cut.so", "empty.so", "text.so"]
+    assert len(found.units) == 2
+
+
+def test_a_library_without_gpu_code_has_no_units() -> None:
+    import _ctypes
+
+    assert containers(Path(_ctypes.__file__)) == ()
