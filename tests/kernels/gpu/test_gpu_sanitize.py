@@ -18,8 +18,11 @@ from library import GpuProblem, native  # noqa: E402
 from problem import random_problem  # noqa: E402
 from test_emulated_quantize import nasty  # noqa: E402
 
-from sglang_sm120 import reference  # noqa: E402
+from sglang_sm120 import native as backend  # noqa: E402
+from sglang_sm120 import native_moe, reference  # noqa: E402
 from sglang_sm120.layout import ScaleLayout, padded_scale_shape  # noqa: E402
+from tests.support.moe_problem import random_moe  # noqa: E402
+from tests.support.nvfp4 import assert_matches_oracle  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sanitize]
 
@@ -66,3 +69,10 @@ def test_quantizer(m: int, k: int, layout: ScaleLayout) -> None:
     expected_codes, expected_scales = reference.quantize(x, torch.tensor(1.0), layout)
     assert torch.equal(codes.cpu(), expected_codes)
     assert torch.equal(scales.cpu(), expected_scales.view(torch.uint8))
+
+
+def test_mixture_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_library", lambda device: (native(), torch.cuda.get_device_capability() >= (9, 0)))
+    sizes = (5, 8, 2, 304, 80)
+    out = native_moe.moe(*random_moe(*sizes, device="cuda").arguments())  # type: ignore[arg-type]
+    assert_matches_oracle(out.cpu(), *random_moe(*sizes).expected())
