@@ -118,6 +118,10 @@ class Evidence:
         return sum(entry["calls"] for entry in self.linears.values())
 
 
+def _parsed(text: str) -> Any:
+    return json.loads(text) if text else None
+
+
 def free_port() -> int:
     """A port that was free a moment ago, below 30000: some releases open another one 10000 above it."""
     while True:
@@ -205,11 +209,17 @@ class Server:
     # --- requests ------------------------------------------------------------------------------------------
 
     def get(self, path: str, *, timeout: float = 60) -> Any:
-        return self._request(urllib.request.Request(self._url(path)), timeout)
+        return _parsed(self._request(urllib.request.Request(self._url(path)), timeout))
 
     def post(self, path: str, body: dict[str, Any], *, timeout: float = 120) -> Any:
         headers = {"Content-Type": "application/json"}
-        return self._request(urllib.request.Request(self._url(path), json.dumps(body).encode(), headers), timeout)
+        request = urllib.request.Request(self._url(path), json.dumps(body).encode(), headers)
+        return _parsed(self._request(request, timeout))
+
+    def forget(self, *, timeout: float = 60) -> None:
+        """Wait until no request runs, then empty the prefix cache: the next answer depends on its request alone."""
+        url = self._url(f"/flush_cache?timeout={timeout}")
+        self._request(urllib.request.Request(url, method="POST"), timeout + 10)
 
     def generate(self, prompt: Sequence[int], new_tokens: int, **extra: Any) -> Generation:
         """Greedy generation with log-probabilities of the prompt and of the output."""
@@ -232,17 +242,16 @@ class Server:
     def _url(self, path: str) -> str:
         return self.url + path
 
-    def _request(self, request: urllib.request.Request, timeout: float) -> Any:
+    def _request(self, request: urllib.request.Request, timeout: float) -> str:
         # No proxy: a machine's proxy settings must not get between us and the loopback address.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=timeout) as answer:
-                text = answer.read().decode()
+                return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             raise ServerError(f"{request.full_url} answered {error.code}: {error.read().decode()[:2000]}") from error
         except OSError as error:
             raise ServerError(f"{request.full_url}: {error}\n{self.tail()}") from error
-        return json.loads(text) if text else None
 
     def plant(self, mutation: str) -> None:
         """Make the following forwards wrong in a named way; an empty name makes them right again."""

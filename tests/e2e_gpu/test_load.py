@@ -46,6 +46,9 @@ def test_clients_that_hang_up_leave_the_others_alone(server: Server) -> None:
 def test_a_server_that_is_started_again_gives_the_same_answer(server: Server, second_server: Server) -> None:
     """With the tuning table that the first one was given, if there is one, and which neither has changed."""
     table = table_digest()
+    # SGLang's attention and bf16 GEMMs have other bits in another batch, and after a prefix that was cached.
+    for each in (server, second_server):
+        each.forget()
     assert numbers(second_server.generate(PROMPT, 8)) == numbers(server.generate(PROMPT, 8))
     assert table_digest() == table
 
