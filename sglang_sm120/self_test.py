@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_sm120 import layout, ops
+from sglang_sm120 import layout, ops, reference
 from sglang_sm120.errors import SelfTestError
 
 #: (M, N, K): one token block of the kernels and several, one slice of K and several, tokens that the GEMM quantizes
@@ -19,6 +19,14 @@ SMALL_PROBLEMS = ((3, 24, 48), (67, 24, 48), (3, 40, 1040), (17, 8, 1040))
 _MANY_TOKENS, _MANY_TOKENS_K = 65, 48
 #: What the kernels' emulation on the CPU says of itself.
 _SMS_OF_CPU = 8
+#: Of a MoE runner: activation, whether the gate comes first, tokens. One block of tokens and two.
+_MOE_CASES: tuple[tuple[reference.Activation, bool, int], ...] = (
+    ("silu", False, 3),
+    ("silu", True, 9),
+    ("relu2", True, 3),
+)
+#: A step of FP4 more or less in a few values between the two layers stays below this part of the largest result.
+_MOE_TOLERANCE = 0.05
 _BLOCK = 16
 _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the magnitudes of e2m1 codes 0..7
 #: Every pattern below repeats after so many rows.
@@ -43,6 +51,54 @@ def run(backend: str, device: torch.device | str) -> None:
     where = torch.device(device)
     for m, n, k in problems(where):
         _run_one(backend, where, m, n, k)
+
+
+def run_moe(runner: str, device: torch.device | str) -> None:
+    """Run small layers of experts with a MoE runner of ours and compare with the oracle.
+
+    Not exactly: a value next to a rounding boundary between the two layers may take either neighbour.
+
+    Raises:
+        SelfTestError: a result is far from the oracle's; the text names it.
+    """
+    where = torch.device(device)
+    for activation, gate_first, tokens in _MOE_CASES:
+        _run_experts(runner, where, activation, gate_first, tokens)
+
+
+def _run_experts(
+    runner: str, device: torch.device, activation: reference.Activation, gate_first: bool, tokens: int
+) -> None:
+    experts, hidden, inner, top_k = 5, 48, 32, 2
+    generator = torch.Generator().manual_seed(tokens)
+
+    def stack(rows: int, k: int) -> reference.ExpertWeights:
+        packed = torch.randint(0, 256, (experts, rows, k // 2), dtype=torch.uint8, generator=generator)
+        linear = torch.randint(0x30, 0x40, (experts, rows, k // _BLOCK), dtype=torch.uint8, generator=generator)
+        alpha = torch.rand(experts, generator=generator) / (4 * k)
+        scales = torch.stack([layout.swizzle_128x4(expert) for expert in linear])
+        return reference.ExpertWeights(packed, scales, alpha, torch.tensor(7.3))
+
+    w13, w2 = stack(2 * inner if activation == "silu" else inner, hidden), stack(hidden, inner)
+    x = torch.randn(tokens, hidden, generator=generator).to(torch.bfloat16)
+    ids = torch.rand(tokens, experts, generator=generator).argsort(1)[:, :top_k].to(torch.int32)
+    weights = torch.rand(tokens, top_k, generator=generator)
+    order = gate_first if activation == "silu" else None
+    expected = reference.moe(x, ids, weights, w13, w2, activation, order).double()
+    given = [t for s in (w13, w2) for t in (s.packed, s.scales, s.alpha, s.input_global_scale)]
+    operands = [t.to(device) for t in (x, ids, weights, *given)]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # as above
+    out = ops.nvfp4_moe(*operands, activation, gate_first, 0, runner).double().cpu()
+    error = (out - expected).abs().nan_to_num(nan=torch.inf)
+    if float(error.max()) <= _MOE_TOLERANCE * float(expected.abs().max()):
+        return
+    token, column = divmod(int(error.argmax()), hidden)
+    raise SelfTestError(
+        f"--moe-runner-backend {runner} gave {out[token, column].item()} instead of {expected[token, column].item()} "
+        f"for token {token}, column {column} of its start-up check ({activation}); no model is served with it. Choose "
+        "another runner and report this."
+    )
 
 
 def _run_one(backend: str, device: torch.device, m: int, n: int, k: int) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from sglang_sm120 import ops
+from sglang_sm120 import ops, self_test
 from sglang_sm120.backends.moe_verdict import moe_verdict
 from sglang_sm120.errors import UnsupportedError, bad_value
 from sglang_sm120.formats import BLOCK_SIZE
@@ -118,12 +119,24 @@ def check_config(method: Any, layer: Any, config: Any, experts: Experts) -> None
 
 
 def make_ready(layer: Any, experts: Experts) -> None:
-    """Load the kernels after SGLang prepared the weights, which its first forward may capture in a graph."""
+    """Load and check the kernels after SGLang prepared the weights; its first forward may be captured in a graph."""
     device = layer.w13_weight.device
-    ops.start_moe(experts.runner, device)
+    start(experts.runner, device)
     if device.type == "cuda":
         # The kernels fetch weights before the work in front of them has ended, so what writes them must have ended.
         torch.cuda.current_stream(device).synchronize()
+
+
+@cache
+def start(runner: str, device: torch.device) -> None:
+    """Load the code of a runner of ours and check it on the device, once.
+
+    Raises:
+        UnsupportedError: the kernels cannot be had here.
+        SelfTestError: they are wrong on this device.
+    """
+    ops.start_moe(runner, device)
+    self_test.run_moe(runner, device)
 
 
 def forward(layer: Any, experts: Experts, dispatched: Any) -> torch.Tensor:

@@ -20,10 +20,10 @@ from sglang.srt.server_args import prepare_server_args
 
 from cpu_host.kernels import build
 from cpu_host.kernels.library import EmulatedLibrary
-from sglang_sm120 import native, native_moe, ops
+from sglang_sm120 import native, native_moe, ops, self_test
 from sglang_sm120.backends.moe_table import OUR_RUNNERS
 from sglang_sm120.backends.record import HostFacts
-from sglang_sm120.errors import ConfigError, UnsupportedError
+from sglang_sm120.errors import ConfigError, SelfTestError, UnsupportedError
 from sglang_sm120.host import moe_choice, moe_layers, moe_resolution
 from sglang_sm120.host.moe_choice import Runners
 from sglang_sm120.host.state import STATE
@@ -64,6 +64,7 @@ def library() -> EmulatedLibrary:
 @pytest.fixture
 def emulated(library: EmulatedLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_library", lambda device: (library, True))
+    moe_layers.start.cache_clear()
 
 
 @pytest.mark.parametrize(("kind", "shape"), SERVED)
@@ -104,7 +105,7 @@ def test_a_rank_reads_ids_as_the_dispatcher_numbers_them(kind: str) -> None:
 def test_a_batch_beyond_the_crossover_goes_on_to_sglangs_kernels_where_they_run(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "start_moe", lambda runner, device: None)
+    monkeypatch.setattr(moe_layers, "start", lambda runner, device: None)
     ours: list[int] = []
     theirs: list[int] = []
     fake = SimpleNamespace(moe=lambda hidden, *_: ours.append(len(hidden)) or hidden, MOST_TOKENS=4)
@@ -256,6 +257,21 @@ def resolve(kind: str, folder: Any, words: list[str]) -> tuple[str, str | None]:
     arguments.resolve_once()
     view = resolved_view(arguments)
     return view.moe_runner_backend, view.speculative_moe_runner_backend
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("runner", OUR_RUNNERS)
+def test_a_wrong_kernel_stops_the_start(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    self_test.run_moe(runner, "cpu")
+    right = ops.nvfp4_moe
+    for wrong in (
+        lambda x, ids, *rest: right(x, (ids + 1) % 5, *rest),
+        lambda *given: right(*given[:-3], not given[-3], *given[-2:]),
+        lambda *given: torch.full_like(right(*given), float("nan")),
+    ):
+        monkeypatch.setattr(ops, "nvfp4_moe", wrong)
+        with pytest.raises(SelfTestError, match=f"--moe-runner-backend {runner} gave .* no model is served"):
+            self_test.run_moe(runner, "cpu")
 
 
 def test_the_seams_are_asked_before_a_layer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
