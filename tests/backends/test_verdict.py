@@ -11,14 +11,14 @@ from sglang_sm120.errors import ConfigError
 from tests.dispatch.machines import AMPERE, B200, B300, CARDS, HOPPER, RTX, SPARK, machine, released
 
 EVERYTHING_FOR_SM12X = ["flashinfer_cutlass", "flashinfer_cudnn", "flashinfer_b12x", "flashinfer_cutedsl"]
-EVERYTHING_FOR_SM12X += ["flashinfer_auto", "marlin", "sm120", "torch_reference"]
+EVERYTHING_FOR_SM12X += ["flashinfer_auto", "marlin", "sm120", "torch_reference", "sm120_tuned"]
 
 
 @pytest.mark.parametrize(
     ("capability", "expected"),
     [
-        (AMPERE, ["marlin", "sm120", "torch_reference"]),
-        (HOPPER, ["marlin", "sm120", "torch_reference"]),
+        (AMPERE, ["marlin", "sm120", "torch_reference", "sm120_tuned"]),
+        (HOPPER, ["marlin", "sm120", "torch_reference", "sm120_tuned"]),
         (
             B200,
             ["flashinfer_cutlass", "flashinfer_cudnn", "flashinfer_cutedsl", "flashinfer_auto", "flashinfer_trtllm"],
@@ -29,13 +29,13 @@ EVERYTHING_FOR_SM12X += ["flashinfer_auto", "marlin", "sm120", "torch_reference"
         ),
         (RTX, EVERYTHING_FOR_SM12X),
         (SPARK, EVERYTHING_FOR_SM12X),
-        (None, ["torch_reference"]),
+        (None, ["torch_reference", "sm120_tuned"]),
     ],
     ids=str,
 )
 def test_what_runs_on_each_card_with_the_newest_versions(capability: Capability | None, expected: list[str]) -> None:
     if capability in (B200, B300):
-        expected = [*expected, "marlin", "sm120", "torch_reference"]
+        expected = [*expected, "marlin", "sm120", "torch_reference", "sm120_tuned"]
     assert available_values(machine(capability)) == expected
 
 
@@ -132,7 +132,7 @@ def test_the_pdl_race_is_a_fault_and_not_a_missing_version() -> None:
 
 
 def test_without_flashinfer_only_what_does_not_need_it_is_left() -> None:
-    assert available_values(machine(RTX, flashinfer=None)) == ["marlin", "sm120", "torch_reference"]
+    assert available_values(machine(RTX, flashinfer=None)) == ["marlin", "sm120", "torch_reference", "sm120_tuned"]
 
 
 @pytest.mark.parametrize(
@@ -215,16 +215,16 @@ class TestFlashInferIsAsked:
     [
         (
             {"auto", "flashinfer_cudnn", "flashinfer_cutlass", "flashinfer_trtllm"},  # SGLang 0.5.9
-            ["flashinfer_b12x", "flashinfer_cutedsl", "flashinfer_auto", "sm120", "torch_reference"],
+            ["flashinfer_b12x", "flashinfer_cutedsl", "flashinfer_auto", "sm120", "torch_reference", "sm120_tuned"],
         ),
         (
             {"auto", "cutlass", "flashinfer_cudnn", "flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm"},
-            ["flashinfer_b12x", "flashinfer_auto", "sm120", "torch_reference"],
+            ["flashinfer_b12x", "flashinfer_auto", "sm120", "torch_reference", "sm120_tuned"],
         ),
         (
             {"auto", "flashinfer_b12x", "flashinfer_cudnn", "flashinfer_cutedsl", "flashinfer_cutlass", "marlin"}
             | {"flashinfer_trtllm"},  # a future one that took our value over
-            ["flashinfer_auto", "sm120", "torch_reference"],
+            ["flashinfer_auto", "sm120", "torch_reference", "sm120_tuned"],
         ),
     ],
     ids=["0.5.9", "0.5.12", "future"],

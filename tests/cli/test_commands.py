@@ -71,7 +71,7 @@ class TestBackends:
         done = bare.run("backends", "--json")
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
-        assert [e["value"] for e in report["backends"] if e["available"]] == ["torch_reference"]
+        assert [e["value"] for e in report["backends"] if e["available"]] == ["torch_reference", "sm120_tuned"]
         assert report["versions"].keys() <= {"driver"}
 
 
