@@ -206,6 +206,31 @@ def test_the_kernels_are_loaded_while_weights_are_prepared(
     assert loaded == [torch.device("cpu")]
 
 
+TWO_LAUNCHES = ["nvfp4_quantize", "nvfp4_gemm"]
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "taken"), [(16, 128, ["nvfp4_linear"]), (17, 128, TWO_LAUNCHES), (1, 4224, TWO_LAUNCHES)]
+)
+def test_few_tokens_and_little_weight_take_one_launch_and_have_the_same_bits(
+    m: int, k: int, taken: list[str], library: EmulatedLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulated card has 8 SMs, so at most 128 units: 4 row tiles of 33 are too many."""
+    generator = fresh_generator()
+    x = random_activation(m, k, torch.bfloat16, generator)
+    weight = torch.randint(0, 256, (128, k // 2), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(0x30, 0x40, layout.padded_scale_shape(128, k // 16), dtype=torch.uint8, generator=generator)
+    encode, alpha = torch.tensor(37.3), torch.tensor(0.01)
+    codes, block_scales = native.quantize(x, encode, True)
+    expected = native.gemm(codes, weight, block_scales, scales, alpha, None, x.dtype)
+    launches: list[str] = []
+    for name in ("nvfp4_linear", "nvfp4_quantize", "nvfp4_gemm"):
+        original = getattr(library, name)
+        monkeypatch.setattr(library, name, lambda *a, n=name, f=original: (launches.append(n), f(*a)))
+    assert torch.equal(native.linear(x, weight, scales, encode, alpha, None), expected)
+    assert launches == taken
+
+
 def test_operands_that_break_the_rules_are_refused_by_name() -> None:
     x = torch.ones(2, 48, dtype=torch.bfloat16)
     codes, scales = quantize("cpu", x, torch.tensor(1.0), layout.ScaleLayout.LINEAR)
