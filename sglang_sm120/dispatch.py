@@ -12,15 +12,14 @@ from sglang_sm120.backends.record import CAPABILITIES, Backend, HostFacts, Verdi
 from sglang_sm120.backends.verdict import automatic_choice, is_native, misfit
 from sglang_sm120.errors import ConfigError, Sm120Error, UnsupportedError, bad_value
 
-Origin = Literal["command line", "environment", "deprecated variable", "tuning table", "default"]
+Origin = Literal["command line", "environment", "deprecated variable", "default"]
 
 AUTO = "auto"
 FLAG = "--fp4-gemm-backend"
 
 logger = logging.getLogger("sglang_sm120.dispatch")
 
-#: Where a value may come from, the strongest first, and what the user writes there. A tuning table will rank
-#: just before the default.
+#: Where a value may come from, the strongest first, and what the user writes there.
 PRECEDENCE: dict[Origin, str] = {
     "command line": FLAG,
     "environment": env.FP4_GEMM_BACKEND,

@@ -182,10 +182,12 @@ def _load_format(server_args: Any | None, scheduler: Any) -> str:
 
 
 def _rank(scheduler: Any) -> int:
-    """Tensor-parallel rank of the scheduler that is starting; 0 if unknown (it only picks a log level).
+    """Rank of the scheduler that is starting; 0 if unknown (it only picks a log level).
 
-    torch.distributed is not initialised yet. The attribute moved into ``ps`` in later releases.
+    Where torch.distributed is not initialised yet, the scheduler has the rank; later releases keep it in ``ps``.
     """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
     holder = getattr(scheduler, "ps", scheduler)
     rank = getattr(holder, "tp_rank", 0)
     return rank if isinstance(rank, int) else 0
