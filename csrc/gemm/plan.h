@@ -39,12 +39,11 @@ constexpr Plan choose_plan(int m, int n, int k, const Device& device) {
 }
 
 /// Whether the skinny kernel had better quantize 16-bit activations itself, which has the same bits as the
-/// quantizer in front of it and saves its launch. Every row tile then quantizes all tokens again: for a unit
-/// of K and 8 tokens a warp has 32 numbers a lane, 7.3 instructions each on SM12x, 58 issue cycles of an SM.
-/// A launch is 0.7 us in a chain on an H200, 1,700 cycles at 2.4 GHz, as many as 29 units an SM; they pay for
-/// half of that here because the other half of the cost, fetching 16-bit numbers from L2, is not in the
-/// model. Predicted, not timed.
-constexpr int kQuantizedUnitsPerSm = 16;
+/// quantizer in front of it and saves its launch, but does the work again for every row tile: units of K x row
+/// tiles x tiles of tokens. Timed on an H200 (decoded path), up to 8 units an SM the two ways are within 2 % of
+/// each other for long K, and from 13 on one launch loses 15 % and more. Natively the work has half as many
+/// instructions, so there is a gain to expect below the limit on SM12x, and none was measured.
+constexpr int kQuantizedUnitsPerSm = 8;
 
 constexpr bool quantizes_inside(int m, int n, int k, const Device& device) {
   if (m > skinny::kMaxQuantizedTokens) return false;

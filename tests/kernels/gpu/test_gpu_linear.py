@@ -106,7 +106,7 @@ def test_the_plan_follows_the_work_of_an_sm() -> None:
     """The figures hold for 129 to 256 SMs."""
     device = torch.cuda.current_device()
     assert native().nvfp4_quantizes_inside(device, 8, 512, 7168)
-    assert native().nvfp4_quantizes_inside(device, 16, 1024, 4096)
+    assert native().nvfp4_quantizes_inside(device, 8, 1024, 4096)
     assert not native().nvfp4_quantizes_inside(device, 1, 34816, 5120)
     assert not native().nvfp4_quantizes_inside(device, 17, 8, 16)
 
