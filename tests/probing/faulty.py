@@ -76,6 +76,17 @@ def _unwritten(out: Tensor, *operands: object) -> Tensor:
     return fresh
 
 
+def _late() -> Operations:
+    calls = 0
+
+    def spoil(out: Tensor, *_: object) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return -out if calls > 1000 else out
+
+    return _spoilt(spoil)
+
+
 def _stale() -> Operations:
     before: list[Tensor] = []
 
@@ -205,6 +216,8 @@ FAULTS: dict[str, Callable[[], Operations]] = {
     "stale rows": _stale,
     "linear scales read as swizzled": lambda: _with(gemm=_linear_scales),
     "only M=33": lambda: _spoilt(_only(33, torch.neg)),
+    "only M=47, which no probe tries": lambda: _spoilt(_only(47, torch.neg)),
+    "only after 1,000 calls": _late,
     "last block of K dropped": lambda: _with(gemm=_drop_last_block),
     "bias forgotten": lambda: _with(gemm=lambda *o: right_gemm(*o[:5], None, o[6])),
     "one alpha for all columns": lambda: _with(gemm=lambda *o: right_gemm(*o[:4], o[4][:1].expand_as(o[4]), *o[5:])),

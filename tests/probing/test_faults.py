@@ -37,6 +37,8 @@ EXPECTED = {
     "stale rows": ("wrong", "M=33"),
     "linear scales read as swizzled": ("wrong", "GEMM M=1 N=128 K=256"),
     "only M=33": ("wrong", "GEMM M=33"),
+    "only M=47, which no probe tries": ("ok", "steps"),
+    "only after 1,000 calls": ("ok", "steps"),
     "last block of K dropped": ("wrong", "GEMM M=1"),
     "bias forgotten": ("wrong", "GEMM M=1"),
     "one alpha for all columns": ("wrong", "GEMM M=1"),
@@ -64,6 +66,9 @@ EXPECTED = {
 }
 
 
+#: Planted, and not noticed: the verdict is about the sizes that were tried, and about a few calls of each.
+MISSED = {"only M=47, which no probe tries", "only after 1,000 calls"}
+
 #: What goes through a real child.
 IN_CHILD = {"none, noisy", "zeros", "segfault", "hang", "hang after the verdict", "crash after the verdict"}
 PROCESS = "tests.probing.faulty_process:make"
@@ -86,6 +91,21 @@ def judged_here(fault: str) -> Outcome:
 
 def test_every_fault_has_an_expectation() -> None:
     assert EXPECTED.keys() == FAULTS.keys()
+    right = {fault for fault in EXPECTED if fault.startswith("none")}
+    assert {fault for fault, (status, _) in EXPECTED.items() if status == "ok"} == right | MISSED
+
+
+def test_the_guide_has_the_rate_and_every_miss() -> None:
+    lines = [
+        f"| {fault} | {'**missed**' if fault in MISSED else f'`{status}`'} |"
+        for fault, (status, _) in EXPECTED.items()
+        if not fault.startswith("none")
+    ]
+    table = "\n".join(["| planted below the interface | verdict |", "|---|---|", *lines])
+    rate = f"Of {len(lines)} faults that the tests plant, the probe finds {len(lines) - len(MISSED)}"
+    guide = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
+    assert rate in guide
+    assert table in guide, f"docs/tuning.md must hold\n{table}"
 
 
 @pytest.mark.parametrize("fault", EXPECTED)
