@@ -342,7 +342,7 @@ SEAMS: tuple[Seam, ...] = (
         "moe_patches:take_values",
         until=Version("0.5.15"),
     ),
-    # Up to 0.5.15 what SGLang makes of auto runs on SM12x; these two rules do not exist before that release.
+    # Up to 0.5.14 what SGLang makes of auto runs on SM12x, and these two rules do not exist before 0.5.15.
     Seam(
         "moe runner",
         OVERRIDES,

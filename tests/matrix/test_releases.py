@@ -265,12 +265,11 @@ def test_switched_off_the_release_is_as_published(
 def moe_runners_under_auto(release: str) -> dict[str, str]:
     """What auto becomes on an RTX card, by kind of checkpoint that the release can read.
 
-    Up to 0.5.15 it ends in CUTLASS kernels of SGLang by itself.
+    Up to 0.5.15 it ends in CUTLASS kernels of SGLang by itself, but those cannot serve weight-only experts.
     """
-    becomes = {"modelopt_fp4": "flashinfer_cutlass", "modelopt_mixed": "flashinfer_cutlass"}
-    becomes["nvfp4_weight_only"] = "marlin"
-    if Version(release) < Version("0.5.16"):
-        becomes = {}
+    becomes = {"nvfp4_weight_only": "marlin"} if Version(release) >= Version("0.5.15") else {}
+    if Version(release) >= Version("0.5.16"):
+        becomes |= {"modelopt_fp4": "flashinfer_cutlass", "modelopt_mixed": "flashinfer_cutlass"}
     since = {"modelopt_fp4": "0.5.9", "compressed-tensors": "0.5.9"}  # all others are mixed ModelOpt checkpoints
     known = [kind for kind in QUANTIZATION_CONFIGS if Version(release) >= Version(since.get(kind, "0.5.10"))]
     return {kind: becomes.get(kind, "auto") for kind in known}
