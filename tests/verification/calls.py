@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from cpu_host.runtime import mutations
 from sglang_sm120 import reference, scales
 from sglang_sm120.layout import ScaleLayout
-from sglang_sm120.probing.operations import Operations
+from sglang_sm120.probing.operations import Operations, of_subject
 from sglang_sm120.verification.call import Call
 from tests.probing.faulty import right_gemm, right_linear, right_quantize
 from tests.support.nvfp4 import random_activation, random_nvfp4_weight
@@ -57,3 +60,23 @@ def negated(subject: str) -> Operations:
         linear=lambda *operands: spoil(right_linear(*operands)),
         column_alpha=True,
     )
+
+
+def swapped_nibbles(subject: str) -> Operations:
+    """A factory for a child: the backend itself, given a weight whose two codes in each byte are swapped."""
+    operations, mutate = of_subject(subject), mutations.find("nibbles")
+    right = operations.linear
+    assert right is not None
+
+    def linear(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        weight_scale: torch.Tensor,
+        scale: torch.Tensor,
+        alpha: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        weight, weight_scale, alpha = mutate(weight, weight_scale, alpha)
+        return right(x, weight, weight_scale, scale, alpha, bias)
+
+    return replace(operations, linear=linear)
