@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 from sglang_sm120 import __version__, env
 from sglang_sm120.cli.backends_report import SCHEMA, backends_report
 from sglang_sm120.cli.snapshot import Snapshot
-from sglang_sm120.diagnosis.checks import compiled_findings
+from sglang_sm120.diagnosis.checks import compiled_findings, talk_finding
 from sglang_sm120.diagnosis.finding import Finding
 from sglang_sm120.sgl_kernel_ops.choice import implementations
 
@@ -188,6 +188,11 @@ def _check_compiled(s: Snapshot) -> Iterator[Finding]:
         yield Finding("compiled-unknown", "warning", message, "Repair or reinstall what the message names.")
 
 
+def _check_ranks(s: Snapshot) -> Iterator[Finding]:
+    if s.ranks_problem:
+        yield talk_finding(s.ranks_problem)
+
+
 CHECKS: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _check_packages,
     _check_sglang,
@@ -200,6 +205,7 @@ CHECKS: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _check_decision,
     _check_cache,
     _check_compiled,
+    _check_ranks,
 )
 
 

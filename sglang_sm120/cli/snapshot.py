@@ -18,9 +18,11 @@ import sglang_sm120
 from sglang_sm120 import env
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.device import collect_facts
+from sglang_sm120.diagnosis import two_ranks
 from sglang_sm120.diagnosis.compiled import Compiled, collect
 from sglang_sm120.dispatch import Decision, Request, resolve, sglang_default
 from sglang_sm120.errors import Sm120Error
+from sglang_sm120.host.nvml import compute_capabilities
 
 T = TypeVar("T")
 
@@ -78,6 +80,7 @@ class Snapshot:
     cache_problem: str = ""
     compiled: Compiled = Compiled()
     compiled_note: str = ""
+    ranks_problem: str = ""
     python: str = platform.python_version()
 
 
@@ -108,6 +111,7 @@ def take_snapshot() -> Snapshot:
         cache_problem=cache_problem,
         compiled=compiled or Compiled(),
         compiled_note=compiled_note,
+        ranks_problem=_ranks_problem(facts),
     )
 
 
@@ -229,6 +233,14 @@ def _cache() -> tuple[str, str]:
         return str(path), f"the cache folder {path} cannot be created: {parent} is read-only"
     except OSError as error:
         return str(path), f"the cache folder {path} cannot be used: {error.strerror or error}"
+
+
+def _ranks_problem(facts: HostFacts) -> str:
+    """Let two GPUs talk where there are two and torch works; empty if they can, or nobody could try."""
+    if "torch" in facts.problems or "torch" not in facts.versions:
+        return ""
+    gpus, _ = _attempt(compute_capabilities)
+    return two_ranks.exchange("nccl") if gpus is not None and len(gpus) >= 2 else ""
 
 
 def _attempt(look: Callable[[], T]) -> tuple[T | None, str]:

@@ -27,6 +27,15 @@ def compiled_findings(compiled: Compiled, facts: HostFacts) -> Iterator[Finding]
     yield from _room(compiled, facts)
 
 
+def talk_finding(problem: str) -> Finding:
+    """Return the finding about two GPUs that cannot talk to each other, see :mod:`.two_ranks`."""
+    message = (
+        f"Two processes on GPUs 0 and 1 cannot add numbers with NCCL: {problem}. A server on several GPUs hangs so."
+    )
+    fix = "Set NCCL_P2P_DISABLE=1; if that helps, IOMMU and ACS in the host's firmware are what usually breaks P2P."
+    return Finding("ranks-cannot-talk", "stop", message, fix)
+
+
 def _images(compiled: Compiled, facts: HostFacts) -> Iterator[Finding]:
     for library in compiled.libraries:
         for problem in library.problems:

@@ -72,6 +72,7 @@ def test_a_sound_machine_has_no_findings() -> None:
         ({"decision": None, "refusal": "No."}, "start-refused", "stop"),
         ({"cache_problem": "it is read-only"}, "cache", "warning"),
         ({"compiled": Compiled((HOPPER_ONLY,))}, "no-kernel-image", "stop"),
+        ({"ranks_problem": "no answer for 90 s"}, "ranks-cannot-talk", "stop"),
         ({"compiled_note": "PermissionError: x"}, "compiled-unknown", "warning"),
         ({"copies": (Copy(Path("/a"), "0.1.0"), Copy(Path("/b"), "0.2.0"))}, "two-copies", "stop"),
         ({"copies": (Copy(Path("/a"), "0.1.0"), Copy(Path("/b"), "0.1.0"))}, "two-copies", "warning"),
