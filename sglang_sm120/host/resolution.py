@@ -63,7 +63,9 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
         decision = resolve(request, facts)
         if decision.backend == tuning.VALUE:
             tuned = tuning.start(facts, device, allow_unsafe=request.allow_unsafe)
-            decision = replace(decision, reason=tuned.reason, warnings=_tuning_warnings(decision, tuned))
+            decision = replace(
+                decision, reason=tuned.reason, warnings=_tuning_warnings(decision, tuned, _rank(scheduler))
+            )
         else:
             _start(decision, device)
     except UnsupportedError as refusal:
@@ -94,10 +96,12 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     _report(decision, facts, scheduler)
 
 
-def _tuning_warnings(decision: Decision, tuned: tuning.Tuning) -> tuple[str, ...]:
-    """What the user must know about the choice for single layers: no table, and what holds for the others."""
-    missing = (f"{tuned.problem} Until then {tuned.untuned.backend} serves every layer.",) if tuned.problem else ()
-    return (*decision.warnings, *missing, *tuned.untuned.warnings)
+def _tuning_warnings(decision: Decision, tuned: tuning.Tuning, rank: int) -> tuple[str, ...]:
+    """What the user must know about the choice for single layers: no table, once, and what holds for the others."""
+    warnings = [*decision.warnings, *tuned.untuned.warnings]
+    if tuned.problem and rank == 0:
+        warnings.append(f"{tuned.problem} Until then {tuned.untuned.backend} serves every layer.")
+    return tuple(warnings)
 
 
 def _use_record(facts: HostFacts, stale: str, scheduler: Any) -> None:
