@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from cpu_host.checkpoints import Spec, linears_per_forward
+from cpu_host.checkpoints import Spec
 from cpu_host.server import Generation, Server, free_port
 from tests.support.checkpoints import Checkpoints
 from tests.support.servers import NEW_TOKENS, PROMPT, ask, interpreter, judge, launch
@@ -84,18 +83,3 @@ def test_a_value_that_nobody_has_is_refused_and_ours_are_offered(checkpoints: Ch
     assert run.returncode == 2, run.stderr[-3000:]
     assert "sm120_bogus" in run.stderr
     assert "torch_reference" in run.stderr
-
-
-def test_two_ranks(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """Through gloo. SGLang takes one rank per NUMA node on the CPU unless it is told which cores are whose."""
-    cores = sorted(os.sched_getaffinity(0))
-    binding = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
-    folder = checkpoints.folder(SPEC)
-    options = launch(SPEC, folder, tmp_path, arguments=["--tp-size", "2"], environ=binding)
-    with Server(options, timeout=300) as server:
-        comparison = judge(ask(server), checkpoints.reference(folder))
-        assert comparison.agrees, comparison
-        ranks = server.evidence()
-        assert len(ranks) == 2
-        for rank in ranks:
-            assert rank.calls == rank.forwards * linears_per_forward(SPEC)
