@@ -84,11 +84,12 @@ class RowQuantizer {
     }
   }
 
-  /// Four neighbouring lanes have the blocks of one word of scales. Blocks past the end of K become zeros.
+  /// Four neighbouring lanes have the blocks of one word of scales. Blocks past the end of K repeat the last
+  /// one; multiply_unit masks their scales.
   DEVICE_FN void store(int index, int tasks, const uint32_t (&words)[kBlock / 2]) const {
     const BlockTask task = task_of(index, tasks);
-    quantize::Quantized out = quantize::quantize_block<kType, quantize::Rule::kReciprocal>(words, global_);
-    if (task.block >= params_.hidden_size / kBlock) out = {0u, {0u, 0u}};
+    const quantize::Quantized out =
+        quantize::quantize_block<kType, quantize::Rule::kReciprocal>(words, global_);
     uint32_t scales = out.scale << (8 * (lane_ % 4));
     scales |= ptx::shuffle_xor(scales, 1);
     scales |= ptx::shuffle_xor(scales, 2);

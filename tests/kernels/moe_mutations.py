@@ -1,0 +1,105 @@
+"""The list of test_moe_mutations.py: what is taken away or bent in the mixture-of-experts kernels, one thing at a time.
+
+What they share with the skinny GEMM and the quantizer is bent in the lists of those.
+"""
+
+ROUTING = "csrc/moe/routing.cuh"
+WEIGHTS = "csrc/moe/weights.cuh"
+ROWS = "csrc/moe/quantized_rows.cuh"
+ACTIVATION = "csrc/moe/activation.cuh"
+SUMS = "csrc/moe/sums.cuh"
+GATE_UP = "csrc/moe/gate_up.cuh"
+DOWN = "csrc/moe/down.cuh"
+
+# name: (file, text that occurs exactly once, replacement)
+MUTATIONS = {
+    # programmatic dependent launch
+    "gate/up: dependency wait": (GATE_UP, "  ptx::wait_for_dependencies();\n", ""),
+    "gate/up: dependents are let go": (GATE_UP, "  ptx::launch_dependents();\n", ""),
+    "down: dependency wait": (DOWN, "  ptx::wait_for_dependencies();\n", ""),
+    "down: dependents are let go": (DOWN, "  ptx::launch_dependents();\n", ""),
+    "down: activations only after the wait": (
+        DOWN,
+        "  ptx::wait_for_dependencies();\n",
+        "  DownItem early;\n  if (stream.exists(ahead)) stream.load_tokens(early, ahead);\n"
+        "  ptx::wait_for_dependencies();\n",
+    ),
+    # routing
+    "first expert of the rank": (ROUTING, " - static_cast<uint32_t>(params.first_expert)", ""),
+    "experts past the last": (ROUTING, "return id < static_cast<uint32_t>(params.experts) ?", "return id < 1000000u ?"),
+    "bits start as zero": (ROUTING, "    ptx::store_shared_u32(active + 4 * word, 0);\n", ""),
+    "bits are cleared before they are set": (
+        ROUTING,
+        "  }\n  ptx::sync_block();\n  constexpr int kAtOnce",
+        "  }\n  constexpr int kAtOnce",
+    ),
+    "bits are set before they are read": (
+        ROUTING,
+        "  }\n  ptx::sync_block();\n}\n\n/// The `index`-th",
+        "  }\n}\n\n/// The `index`-th",
+    ),
+    "experts in front are passed over": (ROUTING, "for (; index > 0; --index) bits &= bits - 1;", ""),
+    "words in front are passed over": (ROUTING, "    index -= count;\n", ""),
+    "counts of the warps are complete": (ROUTING, "  ptx::sync_block();\n  Place place", "  Place place"),
+    "first slot of a token": (ROUTING, "== expert) pair = candidate;", "== expert && pair < 0) pair = candidate;"),
+    "list is complete": (ROUTING, "    found += place.total;\n    ptx::sync_block();\n", "    found += place.total;\n"),
+    # weights
+    "end of a row, 8 bytes": (WEIGHTS, "left > 0 ? 8 : 0", "8"),
+    "end of a row, second 8 bytes": (WEIGHTS, "left > 8 ? 8 : 0", "left > 0 ? 8 : 0"),
+    "end of a row, 16 bytes": (WEIGHTS, "left > 0 ? 16 : 0", "16"),
+    "scale words past K": (WEIGHTS, "k_tile < k_tiles ? 4 : 0", "4"),
+    "scale chunks past K": (WEIGHTS, "k_tile < k_tiles ? 16 : 0", "16"),
+    "rows past the last": (GATE_UP, "return wanted < last_row_ ? wanted : last_row_;", "return wanted;"),
+    # the rows of hidden
+    "numbers past K": (ROWS, "task.block < last ? task.block : last", "task.block"),
+    "first unit of the slice": (ROWS, "const int local = unit - rows.base_unit;", "const int local = unit;"),
+    "columns without a token": (ROWS, "lane / 4 < rows.count ? lane / 4 : rows.count - 1", "lane / 4"),
+    "input scale of an expert": (GATE_UP, "(params.input_scale_per_expert ? expert : 0)", "0"),
+    "lanes meet after quantizing": (GATE_UP, "    ptx::sync_warp();\n    for (int tile", "    for (int tile"),
+    # the rings
+    "gate/up: wait for a stage": (GATE_UP, "ptx::cp_async_wait<kStages - 1>();", ""),
+    "gate/up: lanes meet after the wait": (GATE_UP, "ptx::sync_warp();  // the other", "// the other"),
+    "gate/up: lanes meet before a refill": (GATE_UP, "ptx::sync_warp();  // nobody", "// nobody"),
+    "gate/up: commit": (GATE_UP, "    ptx::cp_async_commit();  // also", "    // also"),
+    "gate/up: later tokens start again": (GATE_UP, "    if (first > 0) stream.start(first_tile);\n", ""),
+    "gate/up: sums have been read": (
+        GATE_UP,
+        "      if (first > 0 || tile > first_tile) ptx::sync_block();",
+        "      //",
+    ),
+    "gate/up: later tokens of an expert": (GATE_UP, "first += rows.count)", "first += tokens)"),
+    "down: wait for a stage": (DOWN, "ptx::cp_async_wait<kStages - 1>();", ""),
+    "down: lanes meet after the wait": (DOWN, "ptx::sync_warp();  // the other", "// the other"),
+    "down: lanes meet before a refill": (DOWN, "ptx::sync_warp();  // nobody", "// nobody"),
+    "down: commit of the first stages": (
+        DOWN,
+        "    far_ahead = stream.after(far_ahead, step);\n    ptx::cp_async_commit();\n",
+        "    far_ahead = stream.after(far_ahead, step);\n",
+    ),
+    "down: commit of a refill": (DOWN, "    ptx::cp_async_commit();  // also", "    // also"),
+    "down: carry of a unit": (DOWN, "unit >= units_ ? 1 : 0", "unit > units_ ? 1 : 0"),
+    "down: rows past the last": (DOWN, "row < params_.hidden_size ? row : params_.hidden_size - 1;", "row;"),
+    # the sums
+    "warps meet before the sum": (SUMS, "  ptx::sync_block();\n  if (thread", "  if (thread"),
+    "peers have started": (SUMS, "  inbox.wait_for_peers();\n", ""),
+    "sums of the peers have arrived": (SUMS, "  inbox.wait_for_sums();\n", ""),
+    # activation and quantization
+    "negative numbers": (ACTIVATION, "x < 0.0f ? 0.0f : x * x", "x * x"),
+    "inner scale of an expert": (ACTIVATION, "(params.inner_scale_per_expert ? expert : 0)", "0"),
+    "blocks past the last": (ACTIVATION, "|| block >= blocks_ ", ""),
+    "tokens past the last": (ACTIVATION, "if (!live || block", "if (block"),
+    # down
+    "experts of a block once": (
+        DOWN,
+        "if (!seen) ptx::store_shared_u32(",
+        "if (expert != kNoExpert) ptx::store_shared_u32(",
+    ),
+    "pairs of a block are complete": (DOWN, "  ptx::sync_block();\n  bool seen", "  bool seen"),
+    "first slot of four lanes": (DOWN, "slot = other < slot ? other : slot;", "slot = other;"),
+    "tokens without the expert": (DOWN, "counts ? scale *", "true ? scale *"),
+    "scales without the expert": (DOWN, "  if (!item.live) item.tokens.scales[0] = 0;\n", ""),
+    "owner of a factor": (DOWN, "4 * (2 * (lane % 4) + i)", "4 * (lane % 4)"),
+    "end of a row of codes": (DOWN, "byte < last_byte ? byte : last_byte", "byte"),
+    "end of a row of scales": (DOWN, "k_tile < last_tile ? k_tile : last_tile", "k_tile"),
+    "columns past the last": (DOWN, "if (!live || output >= columns_) return;", "if (!live) return;"),
+}
