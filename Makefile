@@ -34,7 +34,7 @@ test-e2e-gpu: ## Real servers on an NVIDIA GPU under load; writes results/e2e_te
 
 test-gpu-sanitize: ## The smallest of these under compute-sanitizer: memcheck, then racecheck
 	$(DEV) -c pass && for tool in memcheck racecheck; do \
-		compute-sanitizer --tool $$tool --error-exitcode 9 "$$py" -m pytest -m sanitize tests/kernels/gpu || exit; done
+		compute-sanitizer --tool $$tool --print-level error --error-exitcode 9 "$$py" -m pytest -m sanitize tests/kernels/gpu || exit; done
 
 lint: ## Style of Python and C++, and the house rules
 	$(DEV) -m ruff check

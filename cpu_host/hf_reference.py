@@ -80,8 +80,9 @@ class _Experts(nn.Module):
         for index, expert in enumerate(self.experts):
             row, slot = torch.nonzero(chosen == index, as_tuple=True)
             values = rows[row].to(torch.float64)
-            inner = nn.functional.silu(expert.gate_proj(values)) * expert.up_proj(values)
-            part = expert.down_proj(inner.float().double())
+            gate, up, down = (expert.get_submodule(f"{name}_proj") for name in ("gate", "up", "down"))
+            inner = nn.functional.silu(gate(values)) * up(values)
+            part = down(inner.float().double())
             out.index_add_(0, row, part * weights[row, slot].double().unsqueeze(-1))
         return out.to(x.dtype).reshape(x.shape)
 

@@ -7,6 +7,8 @@ or device; ``probe`` is the thorough one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from sglang_sm120 import layout, ops, reference
@@ -71,18 +73,21 @@ def _run_experts(
 ) -> None:
     experts, hidden, inner, top_k = 5, 48, 32, 2
     generator = torch.Generator().manual_seed(tokens)
+    # SGLang loads weights with a default type and a default device of its own.
+    plain: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
+    coded: dict[str, Any] = {"device": "cpu", "dtype": torch.uint8}
 
     def stack(rows: int, k: int) -> reference.ExpertWeights:
-        packed = torch.randint(0, 256, (experts, rows, k // 2), dtype=torch.uint8, generator=generator)
-        linear = torch.randint(0x30, 0x40, (experts, rows, k // _BLOCK), dtype=torch.uint8, generator=generator)
-        alpha = torch.rand(experts, generator=generator) / (4 * k)
+        packed = torch.randint(0, 256, (experts, rows, k // 2), generator=generator, **coded)
+        linear = torch.randint(0x30, 0x40, (experts, rows, k // _BLOCK), generator=generator, **coded)
+        alpha = torch.rand(experts, generator=generator, **plain) / (4 * k)
         scales = torch.stack([layout.swizzle_128x4(expert) for expert in linear])
-        return reference.ExpertWeights(packed, scales, alpha, torch.tensor(7.3))
+        return reference.ExpertWeights(packed, scales, alpha, torch.tensor(7.3, **plain))
 
     w13, w2 = stack(2 * inner if activation == "silu" else inner, hidden), stack(hidden, inner)
-    x = torch.randn(tokens, hidden, generator=generator).to(torch.bfloat16)
-    ids = torch.rand(tokens, experts, generator=generator).argsort(1)[:, :top_k].to(torch.int32)
-    weights = torch.rand(tokens, top_k, generator=generator)
+    x = torch.randn(tokens, hidden, generator=generator, **plain).to(torch.bfloat16)
+    ids = torch.rand(tokens, experts, generator=generator, **plain).argsort(1)[:, :top_k].to(torch.int32)
+    weights = torch.rand(tokens, top_k, generator=generator, **plain)
     order = gate_first if activation == "silu" else None
     expected = reference.moe(x, ids, weights, w13, w2, activation, order).double()
     given = [t for s in (w13, w2) for t in (s.packed, s.scales, s.alpha, s.input_global_scale)]
@@ -123,7 +128,7 @@ def _run_one(backend: str, device: torch.device, m: int, n: int, k: int) -> None
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # kernels may read weights before the copies in front of them have ended
     out = ops.nvfp4_linear(*operands, backend)
-    _compare(backend, out.float().cpu(), torch.tensor(expected)[tokens][:, columns])
+    _compare(backend, out.float().cpu(), torch.tensor(expected, dtype=torch.float32)[tokens][:, columns])
 
 
 def _codes(rows: int, k: int, seed: int) -> list[list[int]]:

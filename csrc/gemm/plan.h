@@ -39,10 +39,10 @@ constexpr Plan choose_plan(int m, int n, int k, const Device& device) {
 }
 
 /// Whether the skinny kernel had better quantize 16-bit activations itself, which has the same bits as the
-/// quantizer in front of it and saves its launch, but does the work again for every row tile: units of K x row
-/// tiles x tiles of tokens. Timed on an H200 (decoded path), up to 8 units an SM the two ways are within 2 % of
-/// each other for long K, and from 13 on one launch loses 15 % and more. Natively the work has half as many
-/// instructions, so there is a gain to expect below the limit on SM12x, and none was measured.
+/// quantizer in front of it and saves its launch, but does the work again for every row tile: units of K x
+/// row tiles x tiles of tokens. Timed on an H200 (decoded path), up to 8 units an SM the two ways are within
+/// 2 % of each other for long K, and from 13 on one launch loses 15 % and more. Natively the work has half as
+/// many instructions, so there is a gain to expect below the limit on SM12x, and none was measured.
 constexpr int kQuantizedUnitsPerSm = 8;
 
 constexpr bool quantizes_inside(int m, int n, int k, const Device& device) {

@@ -152,5 +152,5 @@ def _rows(call: Call, generator: torch.Generator | None) -> torch.Tensor:
     rows = finite.nonzero().flatten()
     if len(rows) <= ROWS:
         return rows
-    inner = torch.randperm(len(rows) - 2, generator=generator)[: ROWS - 2].to(rows.device) + 1
+    inner = torch.randperm(len(rows) - 2, generator=generator, device="cpu")[: ROWS - 2].to(rows.device) + 1
     return torch.cat([rows[:1], rows[inner].sort().values, rows[-1:]])
