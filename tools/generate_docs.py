@@ -1,4 +1,4 @@
-"""Write the generated tables in docs/; ``--check`` only says whether they are stale."""
+"""Write the generated tables in README.md and docs/; ``--check`` only says whether they are stale."""
 
 from __future__ import annotations
 
@@ -204,12 +204,13 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "operator_providers": _operator_providers,
     "precedence": _precedence,
     "variables": _variables,
+    "gpu_runs": result_tables.gpu_runs,
     "gpu_tests": result_tables.gpu_tests,
     "serving": result_tables.serving,
     "profiles": result_tables.profiles,
     "kernels": result_tables.kernels,
 }
-PAGES = ("backends", "settings", "results")
+PAGES = ("README.md", "docs/backends.md", "docs/settings.md", "docs/results.md")
 
 
 def refreshed(text: str) -> str:
@@ -223,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is stale")
     check = parser.parse_args(arguments).check
     stale = []
-    for page in (ROOT / "docs" / f"{name}.md" for name in PAGES):
+    for page in map(ROOT.joinpath, PAGES):
         old = page.read_text(encoding="utf-8")
         new = refreshed(old)
         if new != old:

@@ -62,6 +62,16 @@ def gpu_tests(folder: Path = result_files.FOLDER) -> str:
     return "\n" + "".join(parts) if parts else NOTHING
 
 
+def gpu_runs(folder: Path = result_files.FOLDER) -> str:
+    """One line for each card and kind of run."""
+    rows = [
+        [kind, machine(record), *(str(record["total"][outcome]) for outcome in ("passed", "failed")), commit(record)]
+        for kind in ("gpu tests", "e2e tests")
+        for record in result_files.read_all(kind, folder)
+    ]
+    return table(["run", "on", "passed", "failed", "commit"], rows)
+
+
 def serving(folder: Path = result_files.FOLDER) -> str:
     """One block for each file of ``benchmarks/serving.py``."""
     parts = []
