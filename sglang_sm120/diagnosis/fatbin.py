@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 _ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
-_CONTAINER_MAGIC = 0xBA55ED50
-_CONTAINER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes of the images
+_CONTAINER_MAGIC = struct.pack("<I", 0xBA55ED50)
+_CONTAINER = struct.Struct("<4sHHQ")  # magic, version, bytes of this header, bytes of the images
 #: Kind, a version, bytes of this header, bytes of the image; at 28 the architecture, at 40 flags.
 _IMAGE = struct.Struct("<HHIQ12xI8xQ")
 _SECTION = struct.Struct("<IIQQQQ")  # name, type, flags, address, offset, bytes
@@ -49,7 +49,7 @@ def containers(library: Path) -> tuple[frozenset[Target], ...]:
     """Return the targets of each container of a shared library; empty if it holds no GPU code.
 
     Raises:
-        ValueError: it is no 64-bit ELF file, or is cut off.
+        ValueError: it is no 64-bit ELF file, is cut off, or has headers that cannot be right.
         OSError: it cannot be read.
     """
     with library.open("rb") as file:
@@ -58,8 +58,9 @@ def containers(library: Path) -> tuple[frozenset[Target], ...]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return tuple(found for start, size in _fatbins(data) for found in _containers(data, start, size))
-            except struct.error as error:
-                raise ValueError(f"{library.name} is cut off: {error}") from error
+            # A place in the file comes from the file: it may lie outside of it, or be no place at all.
+            except (struct.error, OverflowError, IndexError) as error:
+                raise ValueError(f"{library.name} is cut off or damaged: {error}") from error
 
 
 def _fatbins(data: mmap.mmap) -> Iterator[tuple[int, int]]:
@@ -70,18 +71,20 @@ def _fatbins(data: mmap.mmap) -> Iterator[tuple[int, int]]:
     for name, _, _, _, offset, size in sections:
         place = sections[names][4] + name
         if data[place : place + 11] == b".nv_fatbin\0":
+            if offset + size > len(data):
+                raise ValueError("its GPU code is cut off")
             yield offset, size
 
 
 def _containers(data: mmap.mmap, start: int, size: int) -> Iterator[frozenset[Target]]:
-    place, end = start, start + size
-    while place + _CONTAINER.size <= end:
-        magic, _, header, length = _CONTAINER.unpack_from(data, place)
-        if magic != _CONTAINER_MAGIC:  # the linker aligns containers with zeros
-            place += 8
-            continue
-        yield frozenset(_images(data, place + header, place + header + length))
-        place += header + length
+    place, section = start, start + size
+    while (place := data.find(_CONTAINER_MAGIC, place, section)) >= 0:  # the linker aligns containers with zeros
+        _, _, header, length = _CONTAINER.unpack_from(data, place)
+        end = place + header + length
+        if header < _CONTAINER.size or end > section:
+            raise ValueError(f"a container of GPU code of {header} + {length} bytes cannot be right")
+        yield frozenset(_images(data, place + header, end))
+        place = end
 
 
 def _images(data: mmap.mmap, place: int, end: int) -> Iterator[Target]:
@@ -90,6 +93,6 @@ def _images(data: mmap.mmap, place: int, end: int) -> Iterator[Target]:
         if kind in _KINDS:
             specific = "a" if flags & _ARCHITECTURE_SPECIFIC else "f" if flags & _FAMILY_SPECIFIC else ""
             yield Target(_KINDS[kind], architecture, specific)  # type: ignore[arg-type]
-        if header + length == 0:
-            raise ValueError("an image of GPU code has no length")
+        if header < _IMAGE.size:
+            raise ValueError(f"an image of GPU code with a header of {header} bytes cannot be right")
         place += header + length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 from pathlib import Path
 
@@ -73,6 +74,51 @@ def test_files_that_are_no_whole_library_are_named_and_do_not_end_the_report(lib
     assert found is not None
     assert [problem.partition(":")[0] for problem in found.problems] == ["cut.so", "empty.so", "text.so"]
     assert len(found.units) == 2
+
+
+def _elf(code: bytes, *, table: int | None = None, names: int = 1, size: int | None = None) -> bytes:
+    """A library that holds nothing but GPU code; what its headers claim of it can be wrong."""
+    text = b"\0.nv_fatbin\0"
+    sections = [(1, 64, len(code) if size is None else size), (0, 64 + len(code), len(text))]
+    at = 64 + len(code) + len(text) if table is None else table
+    head = bytearray(64)
+    head[:6] = b"\x7fELF\x02\x01"
+    struct.pack_into("<Q", head, 0x28, at)
+    struct.pack_into("<HHH", head, 0x3A, 64, len(sections), names)
+    entries = b"".join(struct.pack("<IIQQQQ24x", name, 1, 0, 0, start, length) for name, start, length in sections)
+    return bytes(head) + code + text + entries
+
+
+def _container(header: int, images: bytes) -> bytes:
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, header, len(images)) + images
+
+
+def _image(header: int = 64) -> bytes:
+    return struct.pack("<HHIQ12xI8xQ16x", 2, 0x101, header, 0, 120, 1 << 21)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        _elf(_container(0, b"")),  # would be found again and again
+        _elf(_container(16, _image(header=0))),
+        _elf(_container(16, _image(header=1))),
+        _elf(_container(16, _image())[:-8]),
+        _elf(_container(16, _image()), size=2**62),
+        _elf(_container(16, _image()), size=2**64 - 1),
+        _elf(_container(16, _image()), table=2**64 - 1),
+        _elf(_container(16, _image()), table=2**40),
+        _elf(_container(16, _image()), names=65535),
+    ],
+)
+def test_a_damaged_library_is_named_and_ends_nothing(damaged: bytes, tmp_path: Path) -> None:
+    whole, spoilt = tmp_path / "whole.so", tmp_path / "damaged.so"
+    whole.write_bytes(_elf(bytes(8) + _container(16, _image()) + bytes(16) + _container(16, _image()) + bytes(3)))
+    spoilt.write_bytes(damaged)
+    found = read_library("test", iter([spoilt, whole]))
+    assert found is not None
+    assert [problem.partition(":")[0] for problem in found.problems] == ["damaged.so"]
+    assert found.units == (frozenset({Target("sm", 120, "f")}),) * 2
 
 
 def test_a_library_without_gpu_code_has_no_units() -> None:
