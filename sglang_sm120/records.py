@@ -14,6 +14,7 @@ import logging
 import os
 import stat
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,8 +110,10 @@ class Fields:
         raise RecordError(f"{self.where} {problem}.")
 
     def text(self, key: str, choices: Sequence[str] = ()) -> str:
-        """Return a string, one of ``choices`` if there are any."""
+        """Return a string without control characters, one of ``choices`` if there are any."""
         value = self._take(key)
+        if isinstance(value, str) and is_unprintable(value):
+            self.fail(f"has control characters in {key}={value!r}")
         if not isinstance(value, str) or (choices and value not in choices):
             expected = f"one of {', '.join(choices)}" if choices else "text"
             self.fail(f"has {key}={value!r}, expected is {expected}")
@@ -265,7 +268,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a field stands there twice")
+    unprintable = next(filter(is_unprintable, found), None)
+    if unprintable is not None:
+        raise ValueError(f"the name {unprintable!r} has control characters")
     return found
+
+
+def is_unprintable(text: str) -> bool:
+    """Whether a text must not reach a log or a terminal: it would steer it, forge lines, or cannot be encoded."""
+    return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
 
 
 def _refuse_constant(text: str) -> NoReturn:

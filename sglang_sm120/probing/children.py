@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from sglang_sm120.probing.record import STATUSES, Outcome
+from sglang_sm120.records import is_unprintable
 
 PRODUCTION_FACTORY = "sglang_sm120.probing.operations:of_subject"
 PROBE_STEPS = "sglang_sm120.probing.steps:planned"
@@ -160,6 +161,6 @@ def _last_line(errors: IO[bytes]) -> str:
 
 
 def one_line(text: str) -> str:
-    """A reason as it is shown and recorded."""
-    line = " ".join(text.split())
+    """A reason as it is shown and recorded: compilers write colours, which no record may hold."""
+    line = " ".join("".join(c for c in text if c.isspace() or not is_unprintable(c)).split())
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"

@@ -18,6 +18,8 @@ from sglang_sm120.tuning.choice import Timing, choose
 SCHEMA = 1
 _KEPT = Kept("bench")
 _DTYPES = ("bfloat16", "float16")
+#: The largest that ``--rows`` takes. A server makes a list with an entry for every M up to the largest of the table.
+_MOST_ROWS = 999_999
 Key = tuple[int, int, str, int]
 
 
@@ -130,7 +132,7 @@ def read_entry(fields: Fields) -> Entry:
         n=fields.integer("n", 1),
         k=fields.integer("k", 16),
         dtype=fields.text("dtype", _DTYPES),
-        m=fields.integer("m", 1),
+        m=fields.integer("m", 1, _MOST_ROWS),
         backend=fields.text("backend", list(found)),
         timings=found,
     )

@@ -186,6 +186,10 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
         "names 'sm120_tuned'",
     ),
     "M of zero": (_edit(lambda v: v["dense"][0].update(m=0)), "m=0"),
+    "M that would fill the memory of a server": (_edit(lambda v: v["dense"][0].update(m=2**31)), "m=2147483648"),
+    "text that steers a terminal": (_edit(lambda v: v.update(command="\x1b]0;x\x07")), "control characters"),
+    "a name that steers a terminal": (_edit(lambda v: v["identity"]["versions"].update({"a\nb": "1"})), "'a\\nb'"),
+    "half a character": (_edit(lambda v: v.update(created="\ud800")), "control characters"),
     "a field too many": (_edit(lambda v: v.update(run="rm -rf /")), "unknown fields: run"),
     "a missing field": (_edit(lambda v: v.pop("identity")), "no field identity"),
 }
