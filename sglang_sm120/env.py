@@ -132,7 +132,8 @@ def jit() -> bool:
 def verify_every() -> int:
     """Return of how many steps one is checked (``SGLANG_SM120_VERIFY``); 0 checks none."""
     text = _text(VERIFY) or "0"
-    if not (text.isascii() and text.isdigit() and int(text) <= MAX_STEPS):
+    digits = len(str(MAX_STEPS))  # int() refuses thousands of them
+    if not (text.isascii() and text.isdigit() and len(text) <= digits and int(text) <= MAX_STEPS):
         remedy = f"write a whole number from 0 to {MAX_STEPS}: of how many steps one is to be checked"
         raise ConfigError(bad_value(VERIFY, text, remedy))
     return int(text)
