@@ -13,6 +13,16 @@ from pathlib import Path
 
 #: Imports of torch, NCCL's start and one all-reduce; a sound machine needs some ten seconds.
 SECONDS = 90.0
+#: After it was killed, a process inside a driver that hangs does not end.
+_SECONDS_TO_END = 10.0
+#: In front of every child. It leads a session of its own, so that no signal of the terminal reaches it, and a rank that
+#: hangs would keep its GPU from then on: the kernel kills it when its parent dies. 1 is PR_SET_PDEATHSIG.
+_GUARD = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+if os.getppid() != int(sys.argv[4]):
+    os._exit(1)
+"""
 _CHILD = """
 import sys
 import torch
@@ -36,21 +46,23 @@ def exchange(backend: str, timeout: float = SECONDS, child: str = _CHILD) -> str
     Args:
         backend: of torch.distributed: ``nccl`` with GPUs 0 and 1, ``gloo`` without.
         timeout: seconds for both; they are killed then, with everything they started.
-        child: the program of a rank; its arguments are the backend, the rank and a file for the meeting.
+        child: the program of a rank; its arguments are the backend, the rank, a file for the meeting and our id.
     """
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, f"rank{rank}.log") for rank in range(2)]
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank, log in enumerate(logs):
-                ranks.append(_start([child, backend, str(rank), f"{folder}/meeting"], log))
+                arguments = [_GUARD + child, backend, str(rank), f"{folder}/meeting", str(os.getpid())]
+                ranks.append(_start(arguments, log))
             late = _wait(ranks, time.monotonic() + timeout)
             codes = [process.poll() for process in ranks]
         finally:
             for process in ranks:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_SECONDS_TO_END)
         for rank, code in enumerate(codes):
             if code:
                 return f"rank {rank} ended with {code}: {_last_line(logs[rank])}"
