@@ -18,7 +18,7 @@ from sglang_sm120.backends.moe_table import MOE_AUTO, MOE_RUNNERS, ROUTES  # noq
 from sglang_sm120.backends.operator_table import OPERATORS, PROVIDERS  # noqa: E402
 from sglang_sm120.backends.record import Backend, Capability, CapabilityRow, Fault, Requirement  # noqa: E402
 from sglang_sm120.dispatch import PRECEDENCE  # noqa: E402
-from tools import result_tables  # noqa: E402
+from tools import prediction_tables, result_tables  # noqa: E402
 
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -209,8 +209,14 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "serving": result_tables.serving,
     "profiles": result_tables.profiles,
     "kernels": result_tables.kernels,
+    "prediction_rates": prediction_tables.rates,
+    "prediction_terms": prediction_tables.term_table,
+    "prediction_arithmetic": prediction_tables.arithmetic,
+    "prediction_levers": prediction_tables.levers,
+    "prediction_check_h200": prediction_tables.check_h200,
+    "prediction_check_5090": prediction_tables.check_5090,
 }
-PAGES = ("README.md", "docs/backends.md", "docs/settings.md", "docs/results.md")
+PAGES = ("README.md", "docs/backends.md", "docs/settings.md", "docs/results.md", "docs/predictions.md")
 
 
 def refreshed(text: str) -> str:
