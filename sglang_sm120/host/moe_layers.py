@@ -26,6 +26,9 @@ from sglang_sm120.host.state import STATE
 from sglang_sm120.reference import Activation
 
 _CLAMPS = ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "swiglu_limit")
+#: Switches of SGLang, off by default: the first since 0.5.14, the second (Nemotron-H alone) since 0.5.23.
+_PER_TOKEN = "SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION"
+_PHASE_LAYOUT = "SGLANG_OPT_SM120_NVFP4_PHASE_LAYOUT"
 
 
 @dataclass
@@ -105,10 +108,21 @@ def check_config(method: Any, layer: Any, config: Any, experts: Experts) -> None
     clamp = next((name for name in _CLAMPS if getattr(config, name, None) is not None), None)
     for wanted, what in (
         (clamp is not None, f"this model's {clamp} clamps or shifts the activation"),
+        (
+            not config.is_gated and experts.convention.quantization == "compressed-tensors",
+            "SGLang gives compressed-tensors experts a gate, and this model's have none",
+        ),
         (config.apply_router_weight_on_input, "this model applies router weights to the input"),
         (getattr(config, "no_combine", False), "the layer wants its experts' results apart"),
         (not _standard_dispatch(), "tokens are exchanged between ranks (--moe-a2a-backend)"),
         (_quantized_allgather(), "the input is gathered in FP4; add --disable-flashinfer-cutlass-moe-fp4-allgather"),
+        (_scales_per_token(method), f"activations are scaled per token ({_PER_TOKEN}=1)"),
+        (_moves_weights(), f"SGLang rewrites the weights between forwards ({_PHASE_LAYOUT}=1)"),
+        (
+            bool(config.num_fused_shared_experts) and layer.moe_ep_size > 1,
+            "under expert parallelism shared experts are not numbered like the routed ones; "
+            "add --disable-shared-experts-fusion",
+        ),
     ):
         if wanted:
             raise _refusal(experts, what)
@@ -201,6 +215,19 @@ def _quantized_allgather() -> bool:
     from sglang.srt.layers.moe import utils
 
     return bool(utils.should_use_flashinfer_cutlass_moe_fp4_allgather())
+
+
+def _scales_per_token(method: Any) -> bool:
+    """SGLang then leaves the static scales at one, and its kernels measure each token."""
+    return bool(getattr(getattr(method, "quant_config", None), "use_per_token_activation", False))
+
+
+def _moves_weights() -> bool:
+    """Small batches then find w2 transposed, and where the layer before it had its own."""
+    from sglang.srt.environ import envs
+
+    switch = getattr(envs, _PHASE_LAYOUT, None)
+    return switch is not None and bool(switch.get())
 
 
 def _refusal(experts: Experts, why: str) -> UnsupportedError:

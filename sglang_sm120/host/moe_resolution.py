@@ -9,6 +9,7 @@ runner that cannot serve them is refused.
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 from sglang_sm120 import env
@@ -22,7 +23,7 @@ from sglang_sm120.backends.moe_verdict import (
 )
 from sglang_sm120.backends.record import HostFacts, Verdict
 from sglang_sm120.device import installed_versions
-from sglang_sm120.errors import UnsupportedError, bad_value
+from sglang_sm120.errors import ConfigError, UnsupportedError, bad_value
 from sglang_sm120.host import installer, moe_choice
 from sglang_sm120.host.moe_choice import DRAFT_RUNNER, RUNNER
 from sglang_sm120.host.nvml import compute_capabilities
@@ -99,10 +100,20 @@ def take_own_runners(arguments: Any) -> dict[str, str]:
 
     Args:
         arguments: SGLang's arguments, or its view of them.
+
+    Raises:
+        ConfigError: the schedulers will be Ray actors, which would serve with the stand-in.
     """
     target, draft = getattr(arguments, RUNNER), getattr(arguments, DRAFT_RUNNER)
     quantization: str | None = None
     if moe_choice.OUR_RUNNERS & {target, draft}:
+        if _starts_ray_actors(arguments):
+            flag, value = (FLAG, target) if target in moe_choice.OUR_RUNNERS else (DRAFT_FLAG, draft)
+            remedy = (
+                "Ray actors do not inherit which runner was named and would serve with SGLang's own; start without "
+                "Ray, or take a runner of SGLang's"
+            )
+            raise ConfigError(bad_value(flag, value, remedy))
         quantization = arguments.quantization or model_config_of(arguments).quantization
     return moe_choice.replace(target, draft, quantization)
 
@@ -114,8 +125,20 @@ def note_runners(target: str, draft: str, model_config: Any | None) -> None:
         SeamError: a runner of ours was named and a seam that it needs is not in place.
     """
     moe_choice.note(target, draft, quantization_of(model_config) if model_config is not None else None)
+    _say_what_was_replaced(target, draft)
     if moe_choice.RUNNERS.own_target or moe_choice.RUNNERS.own_draft:
         installer.require_live()
+
+
+def _say_what_was_replaced(target: str, draft: str) -> None:
+    """Warn of a runner of ours that SGLang replaced after it had been named; of a draft only if it is another story."""
+    own_target, own_draft = moe_choice.named()
+    replaced = [(FLAG, own_target, target)] if own_target and not moe_choice.RUNNERS.own_target else []
+    if own_draft and not moe_choice.RUNNERS.own_draft and draft != target:
+        replaced.append((DRAFT_FLAG, own_draft, draft))
+    for flag, own, value in replaced:
+        text = f"{flag} {own} serves no layer: SGLang replaced it by {value} for this model."
+        STATE.warn_once(text, text)
 
 
 def check_layer(value: str, quantization: Quantization) -> None:
@@ -217,6 +240,11 @@ def _mixed_experts(hf_config: Any) -> Quantization | None:
     if not algorithms or "NVFP4" in algorithms:
         return "modelopt_mixed"
     return "nvfp4_weight_only" if "W4A16_NVFP4" in algorithms else None
+
+
+def _starts_ray_actors(arguments: Any) -> bool:
+    # RayEngine needs no flag, but nobody else imports its module.
+    return bool(getattr(arguments, "use_ray", False)) or "sglang.srt.ray.engine" in sys.modules
 
 
 def _objections(value: str, kinds: tuple[Quantization, ...], facts: HostFacts) -> list[Verdict]:

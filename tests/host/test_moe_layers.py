@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import pytest
 import sglang.srt.layers.moe.utils as moe_utils
 import torch
 from sglang.srt.arg_groups.model_override_base import resolved_view
+from sglang.srt.environ import Envs
 from sglang.srt.server_args import prepare_server_args
 
 from cpu_host.kernels import build
@@ -148,6 +150,8 @@ def test_a_draft_is_made_with_its_own_runner() -> None:
         ("ModelOpt", Shape(config={"gemm1_clamp_limit": 7.0}), r"gemm1_clamp_limit clamps"),
         ("ModelOpt", Shape(config={"apply_router_weight_on_input": True}), r"router weights to the input"),
         ("ModelOpt", Shape(config={"no_combine": True}), r"results apart"),
+        ("ModelOpt", Shape(ranks=3, config={"num_fused_shared_experts": 1}), r"--disable-shared-experts-fusion"),
+        ("compressed-tensors", Shape(gated=False), r"experts a gate, and this model's have none"),
     ],
 )
 def test_what_the_kernels_do_not_compute_is_refused_before_weights_load(kind: str, shape: Shape, words: str) -> None:
@@ -156,6 +160,18 @@ def test_what_the_kernels_do_not_compute_is_refused_before_weights_load(kind: st
         ExpertLayer(kind, shape)
     assert str(refused.value).startswith("--moe-runner-backend='torch_reference' cannot be used: ")
     assert "Or use --moe-runner-backend auto" in str(refused.value)
+
+
+@pytest.mark.parametrize("switch", ["NVFP4_PER_TOKEN_ACTIVATION", "SM120_NVFP4_PHASE_LAYOUT"])
+def test_switches_of_sglang_that_change_scales_or_weights_are_refused(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one leaves the static scales at one; the other moves w2 of a layer to where the next layer has its own."""
+    name = next(name for name in vars(Envs) if name.endswith(switch))
+    serve_with("torch_reference", "ModelOpt")
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(UnsupportedError, match=f"{name}=1"):
+        ExpertLayer("ModelOpt", Shape())
 
 
 def test_a_draft_is_refused_under_its_own_flag() -> None:
@@ -230,10 +246,31 @@ def test_a_later_engine_of_the_process_does_not_inherit_a_runner(tmp_path: Any) 
     assert moe_choice.RUNNERS.own_target is None
 
 
-def test_what_sglang_overrides_is_not_ours_any_more(tmp_path: Any) -> None:
-    resolve("modelopt_fp4", tmp_path, ["--moe-runner-backend", "torch_reference"])
-    moe_choice.note("flashinfer_trtllm", "auto", None)
+def test_what_sglang_overrides_is_not_ours_any_more_and_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe_resolution.installer, "require_live", lambda: None)
+    monkeypatch.setenv(moe_choice.CARRIER, "torch_reference,torch_reference")
+    with caplog.at_level(logging.WARNING, "sglang_sm120"):
+        moe_resolution.note_runners("flashinfer_cutlass", "flashinfer_cutlass", None)
+        assert not caplog.records
+        moe_resolution.note_runners("flashinfer_trtllm", "auto", None)
     assert moe_choice.RUNNERS.own_target is None
+    told = "--moe-runner-backend torch_reference serves no layer: SGLang replaced it by flashinfer_trtllm"
+    assert [record.message.startswith(told) for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("flag", ["--moe-runner-backend", "--speculative-moe-runner-backend"])
+def test_a_runner_that_ray_actors_would_not_hear_of_is_refused(
+    flag: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag}='torch_reference' .*Ray actors do not inherit"):
+        resolve("modelopt_fp4", tmp_path, ["--use-ray", flag, "torch_reference"])
+    assert moe_choice.named() == ("", "")
+    monkeypatch.setitem(sys.modules, "sglang.srt.ray.engine", sys)  # RayEngine, which needs no flag
+    with pytest.raises(ConfigError, match="Ray actors"):
+        resolve("modelopt_fp4", tmp_path, [flag, "torch_reference"])
+    assert resolve("modelopt_fp4", tmp_path, ["--moe-runner-backend", "marlin"])[0] == "marlin"
 
 
 def test_a_runner_that_does_not_exist_is_still_refused_by_the_parser(tmp_path: Any) -> None:
