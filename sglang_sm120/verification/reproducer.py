@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -121,12 +122,15 @@ def read(path: Path) -> Reproducer:
 
 
 def _load(path: Path, digest: str) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise RecordError(f"{path.name} has {size} bytes; more than {MAX_BYTES} are not read.")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise RecordError(f"{path.name} is no regular file.")
+        if status.st_size > MAX_BYTES:
+            raise RecordError(f"{path.name} has {status.st_size} bytes; more than {MAX_BYTES} are not read.")
         read_header(path)
         data = path.read_bytes()
     except OSError as error:
@@ -135,7 +139,10 @@ def _load(path: Path, digest: str) -> dict[str, torch.Tensor]:
         raise RecordError(str(error)) from error
     if hashlib.sha256(data).hexdigest() != digest:
         raise RecordError(f"{path.name} does not belong to the .json file beside it, or was changed.")
-    tensors: dict[str, torch.Tensor] = load(data)
+    try:
+        tensors: dict[str, torch.Tensor] = load(data)
+    except (SafetensorError, KeyError) as error:  # KeyError: a type that torch does not have
+        raise RecordError(f"{path.name} holds tensors that cannot be read: {type(error).__name__}: {error}.") from error
     return tensors
 
 
@@ -148,6 +155,8 @@ def _check(fields: Fields, call: Call, results: tuple[torch.Tensor, ...]) -> Non
         if name in call.operands and call.operands[name].dim() != 2:
             fields.fail(f"comes with {name} of shape {tuple(call.operands[name].shape)}")
     m, n, k = call.m, call.n, call.k
+    if m == 0 or ("weight" in names and n == 0):
+        fields.fail(f"is about M={m}, N={n}, of which a server checks nothing")
     if k == 0 or k % BLOCK_SIZE:
         fields.fail(f"is about K={k}, which is no multiple of {BLOCK_SIZE}")
     blocks = k // BLOCK_SIZE

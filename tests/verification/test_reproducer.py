@@ -126,6 +126,23 @@ def _flip(path: Path) -> None:
     file.write_bytes(data)
 
 
+def _pipe(path: Path) -> None:
+    path.with_suffix(".safetensors").unlink()
+    os.mkfifo(path.with_suffix(".safetensors"))
+
+
+def _typed(dtype: str) -> Callable[[Path], None]:
+    """One tensor of a type that the format knows."""
+
+    def spoil(path: Path) -> None:
+        header = json.dumps({"x": {"dtype": dtype, "shape": [2], "data_offsets": [0, 1]}}).encode()
+        data = len(header).to_bytes(8, "little") + header + bytes(1)
+        path.with_suffix(".safetensors").write_bytes(data)
+        _described(lambda value: value.update(sha256=hashlib.sha256(data).hexdigest()))(path)
+
+    return spoil
+
+
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no JSON": (lambda path: path.write_text("{"), "no strict JSON"),
     "a list": (lambda path: path.write_text("[]"), "no JSON object"),
@@ -145,6 +162,9 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "an odd K": (_tensors(lambda t: t.update(x=t["x"][:, :-1])), "no multiple of 16"),
     "scales too short": (_tensors(lambda t: t.update(weight_scale=t["weight_scale"][:1])), "weight_scale of type"),
     "a wrong type": (_tensors(lambda t: t.update(alpha=t["alpha"].double())), "alpha of type"),
+    "a pipe": (_pipe, "is no regular file"),
+    "a type that torch has not": (_typed("F4"), "cannot be read: KeyError"),
+    "no rows": (_tensors(lambda t: t.update(x=t["x"][:0])), "about M=0"),
     "a flat weight": (_tensors(lambda t: t.update(weight=t["weight"].flatten())), "weight of shape"),
 }
 
