@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang_sm120.device import collect_facts
 from sglang_sm120.records import Identity, identity_of
+from sglang_sm120.redact import redacted
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results"
@@ -67,12 +68,15 @@ def header(kind: str, command: str, identity: Identity) -> dict[str, Any]:
 
 
 def write(target: Path, record: Mapping[str, Any], variant: str = "") -> Path:
-    """Write a record to a ``.json`` file, or into a folder under a name made of its kind, its variant and its card."""
+    """Write a record to a ``.json`` file, or into a folder under a name made of its kind, its variant and its card.
+
+    Reasons of what failed quote logs of the machine, so every text is redacted.
+    """
     if target.suffix != ".json":
         name = f"{record['kind']} {variant} {record['card']}".lower()
         target = target / (re.sub(r"[^a-z0-9]+", "_", name).strip("_") + ".json")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    target.write_text(json.dumps(redacted(dict(record)), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return target
 
 

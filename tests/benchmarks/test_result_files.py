@@ -121,3 +121,13 @@ def test_a_file_of_another_format_is_named(tmp_path: Path) -> None:
 def test_a_result_file_names_no_folder() -> None:
     given = ["serving.py", "--json", "/home/ann/x/out.json", "--folder=/data/run", "tests/gpu", "https://a/b"]
     assert result_files.without_folders(given) == "serving.py --json out.json --folder=run tests/gpu https://a/b"
+
+
+def test_what_a_server_said_before_it_died_names_no_folder(tmp_path: Path) -> None:
+    record = serving_record()
+    record["contenders"]["humming"] = {"error": "OSError: /home/ann/models/x is missing"}
+    record["rows"][0]["errors"] = ["HTTP 500: no file /data/run/model.json"]
+    text = result_files.write(tmp_path / "out.json", record).read_text(encoding="utf-8")
+    assert "OSError: <path> is missing" in text
+    assert "/home/ann" not in text
+    assert "/data/run" not in text
