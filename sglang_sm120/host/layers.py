@@ -196,11 +196,7 @@ def forward(layer: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
         bias: [N] or ``None``; added before the one rounding to the output type.
     """
     prepared: Prepared = layer.sm120_prepared
-    if not layer.sm120_current:
-        raise ConfigError(
-            f"Weights of {layer_name(layer)} were written without the step that prepares them (as "
-            "update_weights_from_tensor does). Use update_weights_from_disk."
-        )
+    reload.refuse_if_stale(layer)
     if isinstance(x, tuple):
         return _forward_quantized(layer, prepared, x, bias)
     if prepared.pre_scaled:

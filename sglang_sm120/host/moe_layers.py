@@ -19,7 +19,7 @@ from sglang_sm120 import ops, self_test
 from sglang_sm120.backends.moe_verdict import moe_verdict
 from sglang_sm120.errors import UnsupportedError, bad_value
 from sglang_sm120.formats import BLOCK_SIZE
-from sglang_sm120.host import moe_choice
+from sglang_sm120.host import moe_choice, reload
 from sglang_sm120.host.conventions import ExpertConvention
 from sglang_sm120.host.moe_resolution import DRAFT_FLAG, FLAG, kind_of
 from sglang_sm120.host.state import STATE
@@ -136,6 +136,7 @@ def make_ready(layer: Any, experts: Experts) -> None:
     """Load and check the kernels after SGLang prepared the weights; its first forward may be captured in a graph."""
     device = layer.w13_weight.device
     start(experts.runner, device)
+    reload.watch_experts(layer)
     if device.type == "cuda":
         # The kernels fetch weights before the work in front of them has ended, so what writes them must have ended.
         torch.cuda.current_stream(device).synchronize()
@@ -163,7 +164,11 @@ def forward(layer: Any, experts: Experts, dispatched: Any) -> torch.Tensor:
 
     Returns:
         [M, H] in the dtype of the hidden states.
+
+    Raises:
+        ConfigError: scales were written since the layer was prepared.
     """
+    reload.refuse_if_stale(layer)
     topk = dispatched.topk_output
     names = experts.convention
     return ops.nvfp4_moe(

@@ -25,6 +25,30 @@ def watch(layer: Any, convention: Convention) -> None:
             _watch(layer, getattr(layer, name), is_block_scale=name == convention.weight_scale)
 
 
+def watch_experts(layer: Any) -> None:
+    """Likewise for an expert layer: its alphas and swizzled block scales come from parameters whose loaders remain.
+
+    Releases that replace those parameters, and so cannot load them again, leave nothing to watch.
+    """
+    for name, parameter in layer.named_parameters(recurse=False):
+        if "scale" in name and hasattr(parameter, "weight_loader"):
+            _watch(layer, parameter, is_block_scale=False)
+    layer.sm120_current = True
+
+
+def refuse_if_stale(layer: Any) -> None:
+    """Refuse to multiply a layer that was written without its preparation.
+
+    Raises:
+        ConfigError: names the layer and what to use instead.
+    """
+    if not getattr(layer, "sm120_current", True):  # unset where weights came prepared (SGLang's weight cache)
+        raise ConfigError(
+            f"Weights of {layer_name(layer)} were written without the step that prepares them (as "
+            "update_weights_from_tensor does). Use update_weights_from_disk."
+        )
+
+
 def _watch(layer: Any, parameter: Any, *, is_block_scale: bool) -> None:
     loader = parameter.weight_loader
     if getattr(loader, "sm120_watches", False):
@@ -63,7 +87,10 @@ def refuse_if_padded(layer: Any, convention: Convention, unpadded: torch.Size, b
 
 def layer_name(layer: Any) -> str:
     """The layer's place in the model where SGLang tells it, else its class and size."""
-    return getattr(layer, "prefix", "") or f"{type(layer).__name__} (N={sum(layer.logical_widths)})"
+    prefix: str = getattr(layer, "prefix", "")
+    if prefix or not hasattr(layer, "logical_widths"):  # experts have none
+        return prefix or f"{type(layer).__name__} {getattr(layer, 'layer_id', '')}".rstrip()
+    return f"{type(layer).__name__} (N={sum(layer.logical_widths)})"
 
 
 def _set_loader(parameter: Any, loader: Any) -> None:

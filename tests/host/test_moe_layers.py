@@ -103,6 +103,20 @@ def test_a_rank_reads_ids_as_the_dispatcher_numbers_them(kind: str) -> None:
     assert torch.equal(layer.run(hidden, local, weights), expected)
 
 
+@pytest.mark.parametrize("name", ["w13_weight_scale", "w2_weight_scale_2", "w2_input_scale"])
+def test_experts_written_without_their_preparation_are_not_multiplied(name: str) -> None:
+    serve_with("torch_reference", "ModelOpt")
+    layer = ExpertLayer("ModelOpt", Shape())
+    batch = layer.batch(3)
+    served = layer.run(*batch)
+    parameter = getattr(layer.layer, name)
+    parameter.weight_loader(parameter, torch.empty(0), name, "w2", 0)
+    with pytest.raises(ConfigError, match="Module were written without .* Use update_weights_from_disk"):
+        layer.run(*batch)
+    moe_layers.make_ready(layer.layer, layer.method.sm120_experts)  # what SGLang's preparation ends with
+    assert torch.equal(layer.run(*batch), served)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_beyond_the_crossover_goes_on_to_sglangs_kernels_where_they_run(
     kind: str, monkeypatch: pytest.MonkeyPatch
