@@ -24,6 +24,8 @@ OUR_RUNNERS = frozenset(moe_table.OUR_RUNNERS)
 #: Not one of the user's variables (``env.py``): written and read by this module alone.
 CARRIER = "_SGLANG_SM120_MOE_RUNNERS"
 _STAND_INS = ("flashinfer_cutlass", "auto")
+#: Id of the process that wrote the variable last, as far as this one knows; a child's copy is not its own.
+_WRITER: dict[str, int] = {}
 
 
 @dataclass
@@ -85,7 +87,8 @@ def replace(target: str, draft: str | None, quantization: str | None) -> dict[st
     own_draft = own_target if draft is None else draft if draft in OUR_RUNNERS else ""
     if own_target or own_draft:
         os.environ[CARRIER] = f"{own_target},{own_draft}"
-    elif multiprocessing.parent_process() is None:
+        _WRITER[CARRIER] = os.getpid()
+    elif multiprocessing.parent_process() is None or _WRITER.get(CARRIER) == os.getpid():
         os.environ.pop(CARRIER, None)  # of an engine that this process started before
     fields = {RUNNER: own_target, DRAFT_RUNNER: draft if draft in OUR_RUNNERS else ""}
     return {name: stand_in(quantization) for name, value in fields.items() if value}

@@ -6,6 +6,7 @@ Sizes are small; the layers are the real classes of the installed SGLang. ``test
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -253,11 +254,19 @@ def test_a_runner_of_ours_is_replaced_in_the_arguments_and_found_again_in_the_sc
     assert (moe_choice.RUNNERS.own_target, moe_choice.RUNNERS.own_draft) == (None, runner)
 
 
-def test_a_later_engine_of_the_process_does_not_inherit_a_runner(tmp_path: Any) -> None:
-    resolve("modelopt_fp4", tmp_path, ["--moe-runner-backend", "torch_reference"])
-    found = resolve("modelopt_fp4", tmp_path, ["--moe-runner-backend", "flashinfer_cutlass"])
-    moe_choice.note(found[0], "auto", None)
-    assert moe_choice.RUNNERS.own_target is None
+@pytest.mark.parametrize("parent", [None, "a trainer"])
+def test_a_later_engine_of_the_process_does_not_inherit_a_runner(
+    parent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
+    moe_choice.replace("torch_reference", None, "modelopt_fp4")
+    assert moe_choice.named() == ("torch_reference", "torch_reference")
+    moe_choice.replace("flashinfer_cutlass", None, "modelopt_fp4")
+    assert moe_choice.named() == ("", "")
+    monkeypatch.setenv(moe_choice.CARRIER, "sm120,")
+    monkeypatch.setattr(moe_choice, "_WRITER", {})  # of a scheduler, which inherited it and reads the stand-in
+    moe_choice.replace("flashinfer_cutlass", None, "modelopt_fp4")
+    assert moe_choice.named() == (("", "") if parent is None else ("sm120", ""))
 
 
 def test_what_sglang_overrides_is_not_ours_any_more_and_is_told(
