@@ -13,11 +13,14 @@ from typing import Any
 import sglang_sm120
 
 _SECRET = re.compile(
-    r"\b(?:hf|sk|ghp|gho|ghs|github_pat|glpat|xox[bp])[_-][\w-]{6,}"
-    r"|(?<=://)[^/\s@]+@"
+    r"\b(?:hf|sk|ghp|gho|ghs|github_pat|glpat|xox[bp]|nvapi)[_-][\w-]{6,}|\bAKIA[0-9A-Z]{16}\b"
+    r"|\beyJ[\w-]+\.[\w-]+\.[\w-]+|(?<=://)[^/\s@]+@"
 )
-#: What a name says is secret, also one like HF_TOKEN or AWS_SECRET_ACCESS_KEY.
-_NAMED_SECRET = re.compile(r"(?i)(\b\w*(?:token|password|secret|(?:api|access)[_-]?key)\s*[=:]\s*)\S+")
+#: What a name says is secret, also one like HF_TOKEN or AWS_SECRET_ACCESS_KEY; in JSON, and as an option.
+_NAMED_SECRET = re.compile(
+    r"(?i)(\b\w*(?:token|password|secret|(?:api|access)[_-]?key)['\"]?\s*[=:]\s*(?:bearer\s+)?|\bbearer\s+"
+    r"|--[\w-]*(?:token|password|secret|(?:api|access)-key)\s+)\S+"
+)
 #: Names that many machines share. They identify nobody, and some are words of the report itself.
 _NOBODY = frozenset({"root", "nobody", "user", "admin", "ubuntu", "runner", "sglang", "localhost"})
 #: In quotes with its spaces, else up to the first. Nothing starts at a slash of ``://``: addresses of sources stay.
@@ -43,9 +46,10 @@ def _clean(text: str) -> str:
     # Only a text that is a path and nothing else can be told from words after a path.
     text = "<path>" if text.startswith("/") and os.path.lexists(text) else _ABSOLUTE_PATH.sub("<path>", text)
     text = _NAMED_SECRET.sub(r"\1<secret>", _SECRET.sub("<secret>", text))
-    for word, name in ((socket.gethostname(), "<host>"), (_user(), "<user>")):
+    # torch.distributed names the host with its domain.
+    for word, rest, name in ((socket.gethostname(), r"(?:\.[a-z][\w-]*)*", "<host>"), (_user(), "", "<user>")):
         if word and word not in _NOBODY:
-            text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", name, text)
+            text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-]){rest}", name, text)
     return text
 
 

@@ -42,6 +42,12 @@ def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HF_TOKEN=hf_abcdefghijkl", "HF_TOKEN=<secret>"),
         ("token: xyz, then", "token: <secret> then"),
         ("key sk-abcdef123456", "key <secret>"),
+        ("Authorization: Bearer abcdef", "Authorization: Bearer <secret>"),
+        ('{"api_key": "abcdef", "n": 1}', '{"api_key": <secret> "n": 1}'),
+        ("--api-key abcdef --tp 2", "--api-key <secret> --tp 2"),
+        ("with AKIAIOSFODNN7EXAMPLE", "with <secret>"),
+        ("socket on [gpu-box-7.corp.example.com]:29500", "socket on [<host>]:29500"),
+        ("on gpu-box-7. Then", "on <host>. Then"),
     ],
 )
 def test_what_identifies_is_replaced(text: str, shown: str) -> None:
@@ -56,6 +62,7 @@ def test_what_identifies_is_replaced(text: str, shown: str) -> None:
         "sglang 0.5.23 srt/layers/quantization/modelopt_quant.py",
         "~/.cache/sglang-sm120",
         "N/K and A / B",
+        "--max-total-tokens 65536 --tokenizer-path x",
         "2.13.0+cpu",
     ],
 )
