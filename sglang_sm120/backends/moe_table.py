@@ -294,6 +294,15 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(("compressed-tensors",), _TRTLLM, "", "flashinfer_trtllm", _code(f"sglang 0.5.23 {_SCHEME}")),
     Route(("compressed-tensors",), None, "<0.5.16", "cutlass", _code(f"sglang 0.5.15 {_SCHEME}")),
+    # #30448 brought FlashInfer's kernels, which want up before gate; the loader learned it one release later.
+    Route(
+        ("compressed-tensors",),
+        None,
+        ">=0.5.16,<0.5.17",
+        None,
+        _issue("sglang#32430"),
+        "this SGLang hands gate and up over in the wrong order and the model answers with garbage; 0.5.17 does not",
+    ),
     Route(("compressed-tensors",), None, "", "flashinfer_cutlass", _code(f"sglang 0.5.16 {_SCHEME}")),
     # Unquantized experts, the usual ones of a draft layer, are judged where the runner has no kernels at all.
     *(

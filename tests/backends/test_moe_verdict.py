@@ -27,10 +27,11 @@ def _status(value: str, quantization: Quantization, facts: HostFacts) -> str:
 def test_with_its_own_pins_every_release_has_a_runner(
     release: str, card: Capability, quantization: Quantization
 ) -> None:
-    """Two exceptions: the kernels of 0.5.9 are binaries without 12.1, its FlashInfer has the race; and it does not
-    know mixed checkpoints."""
+    """Three exceptions: the kernels of 0.5.9 are binaries without 12.1, its FlashInfer has the race; it does not know
+    mixed checkpoints; and 0.5.16 swaps gate and up of compressed-tensors."""
     choice = recommend_moe_runner(released(card, release), quantization)
-    if release == "0.5.9" and (card == SPARK or quantization == "modelopt_mixed"):
+    incomplete = release == "0.5.9" and (card == SPARK or quantization == "modelopt_mixed")
+    if incomplete or (release, quantization) == ("0.5.16", "compressed-tensors"):
         assert choice is None
     else:
         assert choice is not None
@@ -60,7 +61,7 @@ def test_from_0_5_16_on_auto_alone_does_not_run_and_is_replaced(release: str, ca
 @pytest.mark.parametrize("release", PINS)
 def test_compressed_tensors_keeps_auto_because_its_class_decides_itself(release: str, card: Capability) -> None:
     facts = released(card, release)
-    if (release, card) == ("0.5.9", SPARK):
+    if (release, card) == ("0.5.9", SPARK) or release == "0.5.16":
         return  # see above
     choice = recommend_moe_runner(facts, "compressed-tensors")
     assert choice is not None
@@ -165,7 +166,20 @@ def test_runners_without_nvfp4_fall_through_to_cutlass_and_later_raise(value: st
     assert judged is not None
     assert judged.status == "unsupported"
     assert "NotImplementedError" in judged.reason
-    assert _status(value, "compressed-tensors", after) == "ok"
+    assert _status(value, "compressed-tensors", machine(RTX, sglang="0.5.17")) == "ok"
+
+
+@pytest.mark.parametrize("value", ["auto", "flashinfer_cutlass", "marlin"])
+def test_the_release_that_swaps_gate_and_up_of_compressed_tensors_serves_them_with_ours_alone(value: str) -> None:
+    for release, status in (("0.5.15", "ok"), ("0.5.16", "unsupported"), ("0.5.17", "ok")):
+        assert _status(value, "compressed-tensors", machine(RTX, sglang=release)) == status
+    swapped = machine(RTX, sglang="0.5.16")
+    judged = moe_verdict(value, "compressed-tensors", swapped)
+    assert judged is not None
+    assert judged.source is not None
+    assert judged.source.ref == "sglang#32430"
+    assert _status("sm120", "compressed-tensors", swapped) == "ok"
+    assert _status("flashinfer_cutlass", "modelopt_fp4", swapped) == "ok"
 
 
 def test_a_checkpoint_in_fp8_with_nvfp4_experts_is_left_to_the_user() -> None:
