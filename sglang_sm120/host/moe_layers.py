@@ -154,6 +154,15 @@ def start(runner: str, device: torch.device) -> None:
     self_test.run_moe(runner, device)
 
 
+def serves(layer: Any, experts: Experts, dispatched: Any) -> bool:
+    """Whether a batch is served here.
+
+    One whose ids are those of this rank is, however large: the kernels of the stand-in number experts globally, and
+    SGLang before 0.5.23 hands them such ids all the same (compressed-tensors under expert parallelism).
+    """
+    return experts.takes(dispatched.hidden_states.shape[0]) or _ids_are_local(layer)
+
+
 def forward(layer: Any, experts: Experts, dispatched: Any) -> torch.Tensor:
     """Run the experts of this rank.
 
@@ -191,15 +200,15 @@ def forward(layer: Any, experts: Experts, dispatched: Any) -> torch.Tensor:
 
 
 def _first_expert(layer: Any) -> int:
-    """Number of this rank's first expert in the ids that reach the layer.
+    """Number of this rank's first expert in the ids that reach the layer."""
+    return 0 if _ids_are_local(layer) else int(layer.moe_ep_rank * layer.num_local_experts)
 
-    For some runners SGLang's dispatcher turns ids into those of this rank and -1, for the others they stay global.
-    """
+
+def _ids_are_local(layer: Any) -> bool:
+    """Whether the dispatcher turned ids into those of this rank and -1, as it does for some of SGLang's runners."""
     dispatcher = layer.dispatcher
     mapped = getattr(dispatcher, "local_expert_mapping", None) is not None
-    if mapped and not getattr(dispatcher, "skip_local_expert_mapping", False):
-        return 0
-    return int(layer.moe_ep_rank * layer.num_local_experts)
+    return mapped and not getattr(dispatcher, "skip_local_expert_mapping", False)
 
 
 def _crossover(experts: Experts) -> int | None:

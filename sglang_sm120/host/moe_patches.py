@@ -146,7 +146,7 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
 
     def forward(self: Any, layer: Any, dispatch_output: Any) -> Any:
         experts = getattr(self, "sm120_experts", None)
-        if experts is None or not experts.takes(dispatch_output.hidden_states.shape[0]):
+        if experts is None or not moe_layers.serves(layer, experts, dispatch_output):
             return apply(self, layer, dispatch_output)
         from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
 

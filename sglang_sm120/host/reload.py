@@ -42,7 +42,7 @@ def refuse_if_stale(layer: Any) -> None:
     Raises:
         ConfigError: names the layer and what to use instead.
     """
-    if not getattr(layer, "sm120_current", True):  # unset where weights came prepared (SGLang's weight cache)
+    if not getattr(layer, "sm120_current", True):  # unset where weights came prepared
         raise ConfigError(
             f"Weights of {layer_name(layer)} were written without the step that prepares them (as "
             "update_weights_from_tensor does). Use update_weights_from_disk."

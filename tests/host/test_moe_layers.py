@@ -135,6 +135,9 @@ def test_a_batch_beyond_the_crossover_goes_on_to_sglangs_kernels_where_they_run(
         for tokens in (4, 9):
             layer.run(*layer.batch(tokens))
             assert (ours.pop() if tokens <= at_most else theirs.pop()) == tokens
+        layer.layer.dispatcher.local_expert_mapping = torch.empty(0)  # ids that the other kernels would misread
+        layer.run(*layer.batch(9))
+        assert ours.pop() == 9
         assert not ours + theirs
 
 
