@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -108,14 +110,32 @@ def watch_preemption(module: ModuleType, patcher: Patcher, *, seam: str) -> None
 
 
 def watch_steps(module: ModuleType, patcher: Patcher, *, seam: str) -> None:
-    """See where a step begins and ends."""
+    """See where a step begins and ends.
+
+    The several steps of a draft model are captured into one graph, and run in front of it, through the same method:
+    those are no steps of a server.
+    """
     cls, watch = module.ModelRunner, watcher()
     inner = cls.forward
 
     def forward(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if _capture_mode()():
+            return inner(self, forward_batch, *args, **kwargs)
         return watch.step(self, forward_batch, lambda: inner(self, forward_batch, *args, **kwargs))
 
     patcher.set(cls, "forward", mark(seam, forward, inner))
+
+
+@cache
+def _capture_mode() -> Callable[[], bool]:
+    """SGLang's own flag, which is set in front of a capture too; 0.5.14 gave it a module of its own."""
+    executor = "sglang.srt.model_executor"
+    try:
+        module = import_module(f"{executor}.runner_utils.capture_mode")
+    except ModuleNotFoundError:
+        module = import_module(f"{executor}.cuda_graph_runner")
+    found: Callable[[], bool] = module.get_is_capture_mode
+    return found
 
 
 def keep_from_graphs(module: ModuleType, patcher: Patcher, *, cls: str, method: str, seam: str) -> None:

@@ -58,6 +58,32 @@ def test_every_nth_step_is_checked_and_each_runner_counts_for_itself(
         assert checked == [True, True, False, False, True, True]
 
 
+def test_runs_in_front_of_the_capture_of_a_draft_model_are_checked_and_are_no_steps(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang captures its steps through the method that runs a step (``EAGLEDraftCudaGraphRunner``)."""
+    from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
+
+    serving.decide("torch_reference")
+    with watching(monkeypatch, every=64) as watcher:
+        case, patcher = make_case("modelopt", 64, [32], fresh_generator()), Patcher()
+
+        class ModelRunner:
+            sm120_steps = 1  # the next one to be checked is far away
+
+            def forward(self, forward_batch: Any) -> None:
+                case.run(torch.ones(3, 64, dtype=torch.bfloat16))
+
+        module: Any = SimpleNamespace(ModelRunner=ModelRunner)
+        watch_patches.watch_steps(module, patcher, seam="steps")
+        runner = ModelRunner()
+        runner.forward(batch())
+        assert (watcher.steps, watcher.coverage.checked) == (1, 0)
+        with model_capture_mode():
+            runner.forward(batch())
+        assert (watcher.steps, watcher.coverage.checked) == (1, 1)
+
+
 def test_a_step_in_which_nothing_can_be_checked_ends_the_start(watcher: Watcher) -> None:
     watcher.step(SimpleNamespace(), batch(idle=True), lambda: None)
     with pytest.raises(VerificationError, match=f"{env.VERIFY}=1 checked nothing: 0 of 0 pairs"):
