@@ -15,6 +15,8 @@ from sglang_sm120.host.source_probe import ModuleSource, argument_names
 _EXECUTOR = "sglang.srt.model_executor"
 #: This release split the runner of CUDA graphs into one for decode and one for prefill, in modules of their own.
 _SPLIT = Version("0.5.14")
+#: This one brought a second runner for prefill.
+_BREAKABLE = Version("0.5.11")
 
 
 def _method(cls: str, name: str) -> Check:
@@ -62,6 +64,7 @@ WATCH_SEAMS: tuple[Seam, ...] = (
     _graphs("prefill", "runner.prefill_cuda_graph_runner", "PrefillCudaGraphRunner", "can_run_graph", _SPLIT, None),
     _graphs("all", "cuda_graph_runner", "CudaGraphRunner", "can_run", None, _SPLIT),
     _graphs("piecewise", "piecewise_cuda_graph_runner", "PiecewiseCudaGraphRunner", "can_run", None, _SPLIT),
+    _graphs("breakable", "breakable_cuda_graph_runner", "BreakableCudaGraphRunner", "can_run", _BREAKABLE, _SPLIT),
     _graphs("CPU", "cpu_graph_runner", "CPUGraphRunner", "can_run_graph", _SPLIT, None),
     _graphs("CPU, old", "cpu_graph_runner", "CPUGraphRunner", "can_run", None, _SPLIT),
 )

@@ -155,6 +155,7 @@ def check_watched(evidence: dict[str, Any], version: Version) -> None:
     """Where a server is to be checked, every release has the seams for it. Takes their states out of the evidence."""
     others = ("decode", "prefill", "CPU") if version < Version("0.5.14") else ("all", "piecewise", "CPU, old")
     absent = {f"graphs ({kind})" for kind in others}
+    absent |= set() if Version("0.5.11") <= version < Version("0.5.14") else {"graphs (breakable)"}
     absent |= set() if version >= Version("0.5.20") else {"watch pre-emption"}
     absent |= {f"watch ({c.label})" for c in CONVENTIONS if c.since is not None and version < c.since}
     for facts in evidence.values():
