@@ -7,8 +7,11 @@ namespace {
 
 cudaError_t launch_kernel(Kernel kernel, const KernelParams& params, dim3 grid, int shift, int shared,
                           bool dependent, cudaStream_t stream) {
-  // Per device and idempotent, so it is set at each launch: microseconds on the host, nothing inside a graph.
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  // Per device, so it is set at each launch: microseconds on the host, nothing inside a graph. Always to the
+  // same value: gate/up needs more for some problems than for others, and a smaller one must not take it away
+  // from a launch of another thread, or from a graph that is not instantiated yet.
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxShared);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t launch = {};
