@@ -22,7 +22,6 @@ from sglang_sm120.diagnosis import two_ranks
 from sglang_sm120.diagnosis.compiled import Compiled, collect
 from sglang_sm120.dispatch import Decision, Request, resolve, sglang_default
 from sglang_sm120.errors import Sm120Error
-from sglang_sm120.host.nvml import compute_capabilities
 
 T = TypeVar("T")
 
@@ -239,8 +238,14 @@ def _ranks_problem(facts: HostFacts) -> str:
     """Let two GPUs talk where there are two and torch works; empty if they can, or nobody could try."""
     if "torch" in facts.problems or "torch" not in facts.versions:
         return ""
-    gpus, _ = _attempt(compute_capabilities)
-    return two_ranks.exchange("nccl") if gpus is not None and len(gpus) >= 2 else ""
+    gpus, _ = _attempt(_number_of_gpus)
+    return two_ranks.exchange("nccl") if gpus is not None and gpus >= 2 else ""
+
+
+def _number_of_gpus() -> int:
+    from sglang_sm120.host.nvml import compute_capabilities  # an interrupted installation may lack the room
+
+    return len(compute_capabilities())
 
 
 def _attempt(look: Callable[[], T]) -> tuple[T | None, str]:
