@@ -56,5 +56,5 @@ def run_python(code: str, *argv: str, path: Path | None = None, **env: str) -> s
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
-        [sys.executable, "-c", code, *argv], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, env=environment, timeout=300
     )
