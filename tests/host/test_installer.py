@@ -176,7 +176,7 @@ def test_a_whitelist_without_us_switches_us_off_and_says_so() -> None:
     run = run_python("import sglang", "--fp4-gemm-backend", "flashinfer_b12x", SGLANG_PLUGINS="other")
     assert run.returncode == 1
     assert "SGLANG_PLUGINS" in run.stderr
-    assert report(run_python(REPORT, SGLANG_PLUGINS="other, sm120").stdout)["states"] == ["armed", "live"]
+    assert report(run_python(REPORT, SGLANG_PLUGINS="other, sm120").stdout)["states"] == ["absent", "armed", "live"]
 
 
 def test_the_switch_leaves_no_trace_in_the_process() -> None:
