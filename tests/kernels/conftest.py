@@ -21,33 +21,32 @@ def build_folder() -> Path:
     return folder
 
 
+def compiled(source: str, folder: Path) -> Path:
+    """A program of the emulation, or a skip where there is no C++ compiler."""
+    if emulated.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return emulated.build(source, folder)
+
+
 @pytest.fixture(scope="session")
 def emulated_gemm(build_folder: Path) -> Path:
     """The skinny GEMM compiled for the CPU with address and undefined-behaviour sanitizers."""
-    if emulated.compiler() is None:
-        pytest.skip("no C++ compiler")
-    return emulated.build("tests/kernels/emulated_gemm.cc", build_folder)
+    return compiled("tests/kernels/emulated_gemm.cc", build_folder)
 
 
 @pytest.fixture(scope="session")
 def emulated_tiled(build_folder: Path) -> Path:
     """The tiled GEMM compiled likewise."""
-    if emulated.compiler() is None:
-        pytest.skip("no C++ compiler")
-    return emulated.build("tests/kernels/emulated_gemm_tiled.cc", build_folder)
+    return compiled("tests/kernels/emulated_gemm_tiled.cc", build_folder)
 
 
 @pytest.fixture(scope="session")
 def emulated_quantizer(build_folder: Path) -> Path:
     """The quantizer compiled likewise."""
-    if emulated.compiler() is None:
-        pytest.skip("no C++ compiler")
-    return emulated.build("tests/kernels/emulated_quantize.cc", build_folder)
+    return compiled("tests/kernels/emulated_quantize.cc", build_folder)
 
 
 @pytest.fixture(scope="session")
 def emulated_quantizing(build_folder: Path) -> Path:
     """The skinny GEMM that quantizes its activations itself, compiled likewise."""
-    if emulated.compiler() is None:
-        pytest.skip("no C++ compiler")
-    return emulated.build("tests/kernels/emulated_quantizing_gemm.cc", build_folder)
+    return compiled("tests/kernels/emulated_quantizing_gemm.cc", build_folder)
