@@ -10,6 +10,7 @@ A reason or a name that is not listed is allowed zero times: write it into the l
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -33,6 +34,15 @@ def record_sampled(request: pytest.FixtureRequest) -> Callable[[str, int, int], 
         request.node.user_properties.append(("sampled", (name, tested, total)))
 
     return record
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What this package logs, and nothing else: SGLang's level depends on which tests ran in this process before."""
+    ours = logging.Filter("sglang_sm120")
+    caplog.handler.addFilter(ours)
+    yield caplog
+    caplog.handler.removeFilter(ours)
 
 
 class Ledger:

@@ -94,7 +94,8 @@ def test_coverage_is_printed(serving: Serving, watcher: Watcher, caplog: pytest.
     serving.decide("torch_reference")
     case = make_case("modelopt", 64, [32], fresh_generator())
     runner = SimpleNamespace()
-    with caplog.at_level(logging.INFO, "sglang_sm120"):
+    # Another logger at this level, as after a test that configures SGLang's.
+    with caplog.at_level(logging.INFO, "sglang"), caplog.at_level(logging.INFO, "sglang_sm120"):
         for m in (3, 3, 4, 5):
             watcher.step(runner, batch(), lambda m=m: case.run(torch.ones(m, 64, dtype=torch.bfloat16)))  # type: ignore[misc]
     lines = [record.getMessage() for record in caplog.records]
