@@ -19,6 +19,7 @@ from sglang_sm120.backends.moe_verdict import (
     is_ours_to_judge,
     moe_verdict,
     recommend_moe_runner,
+    route_of,
     working_runners,
 )
 from sglang_sm120.backends.record import HostFacts, Verdict
@@ -26,8 +27,8 @@ from sglang_sm120.device import installed_versions
 from sglang_sm120.errors import ConfigError, UnsupportedError, bad_value
 from sglang_sm120.host import installer, moe_choice
 from sglang_sm120.host.moe_choice import DRAFT_RUNNER, RUNNER
-from sglang_sm120.host.nvml import compute_capabilities
 from sglang_sm120.host.state import STATE
+from sglang_sm120.nvml import compute_capabilities
 
 logger = logging.getLogger("sglang_sm120")
 
@@ -158,7 +159,7 @@ def check_layer(value: str, quantization: Quantization) -> None:
         return
     quantization = kind_of(quantization)
     judged = moe_verdict(value, quantization, facts)
-    if judged is None:
+    if judged is None or _is_ours_under_its_name(value, quantization, facts):
         return
     if judged.status == "ok":
         for warning in judged.warnings:
@@ -168,6 +169,12 @@ def check_layer(value: str, quantization: Quantization) -> None:
     if not env.allow_unsafe():
         raise UnsupportedError(text)
     STATE.warn_once(text, text)
+
+
+def _is_ours_under_its_name(value: str, quantization: Quantization, facts: HostFacts) -> bool:
+    """Whether SGLang takes its own runner, of which ``host/operators.py`` makes ours where it has no code."""
+    route = route_of(value, quantization, facts)
+    return STATE.operators is not None and route is not None and route.runner == "cutlass"
 
 
 def warn_of_subclass(own: str, cls: type) -> None:

@@ -16,9 +16,10 @@ import torch
 from sglang_sm120 import ops
 from sglang_sm120.backends.operator_table import has_no_kernels_here
 from sglang_sm120.errors import UnsupportedError
+from sglang_sm120.host import moe_layers
 from sglang_sm120.host.patching import Patcher, mark
 from sglang_sm120.host.state import STATE
-from sglang_sm120.sgl_kernel_ops import matmul, quantizers, registration
+from sglang_sm120.sgl_kernel_ops import matmul, quantizers, registration, runner
 
 logger = logging.getLogger("sglang_sm120")
 
@@ -37,14 +38,16 @@ _OURS: dict[str, Callable[..., Any]] = {
     "silu_and_mul_scaled_fp4_grouped_quant": quantizers.silu_and_mul_scaled_fp4_grouped_quant,
     "cutlass_scaled_fp4_mm": matmul.cutlass_scaled_fp4_mm,
     "cutlass_fp4_group_mm": _group_mm,
+    "cutlass_moe_fp4": runner.cutlass_moe_fp4,
 }
-#: What ``cutlass_moe_fp4`` calls.
+#: SGLang's own runner, and what it calls.
+_RUNNER = "cutlass_moe_fp4"
 _EXPERTS = ("scaled_fp4_experts_quant", "silu_and_mul_scaled_fp4_experts_quant_packed", "cutlass_fp4_group_mm")
 
 
 def route_experts(module: ModuleType, patcher: Patcher) -> None:
-    """Replace the operators of ``cutlass_moe_fp4`` where it holds them."""
-    for name in _EXPERTS:
+    """Replace ``cutlass_moe_fp4``, and its operators where it holds them, for who calls the original."""
+    for name in (_RUNNER, *_EXPERTS):
         _route(module, patcher, name, name, "operators (experts)")
 
 
@@ -70,11 +73,12 @@ def start(device: torch.device, *, rank: int) -> None:
     if backend is None or facts is None:
         return
     ops.start(backend, device)
+    moe_layers.start(backend, device)
     added = registration.register_missing(backend)
     logger.log(
         logging.INFO if rank == 0 else logging.DEBUG,
-        "SGLang's own NVFP4 operators cannot run here (%s): %s of this package stands in. NVFP4 experts that need "
-        "them take one GEMM per expert and --disable-cuda-graph. Added to torch.ops.%s: %s.",
+        "SGLang's own NVFP4 operators cannot run here (%s): %s of this package stands in, for SGLang's own runner of "
+        "NVFP4 experts too. Added to torch.ops.%s: %s.",
         has_no_kernels_here(facts),
         backend,
         registration.NAMESPACE,

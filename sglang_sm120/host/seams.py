@@ -244,12 +244,17 @@ def _operator_seams() -> tuple[Seam, ...]:
     quantize, offsets = "scaled_fp4_experts_quant", ["expert_offsets", "blockscale_offsets", "topk", "expert_map"]
     operands = ["a", "b", "block_scale_a", "block_scale_b", "alpha", "out_dtype"]
     grouped = ["a_fp4", "b_fp4", "a_blockscale", "b_blockscale", "alphas", "out_dtype", "params"]
+    weights = [name for w in ("w1", "w2") for name in (f"a{w[1]}_gscale", f"{w}_fp4", f"{w}_blockscale", f"{w}_alphas")]
+    runner = ["a", *weights, "topk_weights", "topk_ids", "params", "apply_router_weight_on_input"]
     return (
         Seam(
             "operators (experts)",
             CUTLASS_MOE,
-            # 0.5.9 passes the device too.
-            _all(_passes("cutlass_moe_fp4", "cutlass_fp4_group_mm", 7, 8), _passes("cutlass_moe_fp4", quantize, 5)),
+            _all(
+                _has_function("cutlass_moe_fp4", runner, [*runner, "no_combine"]),
+                _passes("cutlass_moe_fp4", "cutlass_fp4_group_mm", 7, 8),  # 0.5.9 passes the device too
+                _passes("cutlass_moe_fp4", quantize, 5),
+            ),
             "operators:route_experts",
             until=_OPERATORS_UNTIL,
             on_demand=True,

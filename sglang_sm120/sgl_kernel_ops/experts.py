@@ -46,11 +46,29 @@ class Span:
             raise FormatError(bad_value(f"blockscale_offsets[{self.expert}]", self.scale_start, remedy))
 
 
+def refuse_capture(operand: torch.Tensor, why: str) -> None:
+    """Raise before the host waits for the GPU while a CUDA graph is captured, which would end in an error of CUDA's.
+
+    Args:
+        operand: a tensor of the call.
+        why: what would wait.
+
+    Raises:
+        UnsupportedError: a capture is under way.
+    """
+    if operand.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "SGLang's NVFP4 expert operators have no code for this card, and what stands in for them cannot be "
+            f"recorded in a CUDA graph: {why}. Start with --disable-cuda-graph, with --fp4-gemm-backend sm120, whose "
+            "MoE kernels can be recorded, or with a --moe-runner-backend that runs here."
+        )
+
+
 def spans(starts: torch.Tensor, counts: torch.Tensor, scale_starts: torch.Tensor) -> list[Span]:
     """Read where each expert's rows are; experts without rows are left out.
 
-    The host waits for the GPU here, once per call: our kernels take M from the host. A CUDA graph replays launches
-    and cannot ask, so a capture is refused.
+    The host waits for the GPU here, once per call: our GEMM takes M from the host. A CUDA graph replays launches and
+    cannot ask, so a capture is refused. SGLang's own runner does not come here (``runner.py``).
 
     Args:
         starts: int32 ``[E]``, first row of each expert.
@@ -61,12 +79,7 @@ def spans(starts: torch.Tensor, counts: torch.Tensor, scale_starts: torch.Tensor
         UnsupportedError: a CUDA graph is being captured.
         FormatError: a negative number, or scales that do not start at a multiple of 128 rows.
     """
-    if starts.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise UnsupportedError(
-            "SGLang's NVFP4 expert operators have no code for this card, and those of sglang-sm120 that stand in ask "
-            "the GPU how many rows each expert has, which a CUDA graph cannot record. Start with --disable-cuda-graph, "
-            "or with a --moe-runner-backend that runs here."
-        )
+    refuse_capture(starts, "the single expert operators ask the GPU how many rows each expert has")
     table = torch.stack([starts.to(torch.int64), counts.to(torch.int64), scale_starts.to(torch.int64)]).tolist()
     found = []
     for expert, (start, count, scale_start) in enumerate(zip(*table, strict=True)):

@@ -57,7 +57,8 @@ def scaled_fp4_experts_quant(
         expert_offsets: int32 ``[E + 1]``, first row of each expert.
         blockscale_offsets: int32 ``[E + 1]``, first row of each expert's scales, multiples of 128.
         topk: experts per token; R = M * topk.
-        expert_map: int32 ``[R]``, the row of ``input_tensor`` that each sorted row is.
+        expert_map: int32 ``[R]``, the row of ``input_tensor`` that each sorted row is; what stands behind the last
+            row of an expert does not count.
         backend: the backend of ours that quantizes.
 
     Returns:
@@ -68,7 +69,7 @@ def scaled_fp4_experts_quant(
         FormatError: a dtype or shape that is not allowed, or offsets that do not fit.
         UnsupportedError: called while a CUDA graph is captured; see :func:`experts.spans`.
     """
-    rows = input_tensor if expert_map is None else _sorted(input_tensor, expert_map, topk)
+    rows = input_tensor if expert_map is None else _sorted(input_tensor, expert_map, expert_offsets, topk)
     _check_activations("input_tensor", rows, rows.shape[-1])
     experts = expert_offsets.shape[0] - 1
     codes = torch.zeros(rows.shape[0], rows.shape[1] // 2, dtype=torch.uint8, device=rows.device)
@@ -92,7 +93,7 @@ def silu_and_mul_scaled_fp4_experts_quant_packed(
     Args:
         input_tensor: ``[R, 2 * K]``, gate first; the other arguments as there.
     """
-    rows = input_tensor if expert_map is None else _sorted(input_tensor, expert_map, topk)
+    rows = input_tensor if expert_map is None else _sorted(input_tensor, expert_map, expert_offsets, topk)
     return scaled_fp4_experts_quant(
         _silu_and_mul(rows), input_global_scale, expert_offsets, blockscale_offsets, topk, backend=backend
     )
@@ -178,11 +179,13 @@ def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
 
 
-def _sorted(x: torch.Tensor, expert_map: torch.Tensor, topk: int) -> torch.Tensor:
+def _sorted(x: torch.Tensor, expert_map: torch.Tensor, expert_offsets: torch.Tensor, topk: int) -> torch.Tensor:
     if expert_map.shape != (x.shape[0] * topk,):
         remedy = f"pass one row number for each of {x.shape[0]} tokens and {topk} experts"
         raise FormatError(bad_value("expert_map.shape", tuple(expert_map.shape), remedy))
-    return x.index_select(0, expert_map)
+    # Slots of expert id -1 sort behind the last expert. SGLang leaves their places in the map unwritten.
+    position = torch.arange(expert_map.shape[0], device=expert_map.device)
+    return x.index_select(0, expert_map.masked_fill(position >= expert_offsets[-1], 0))
 
 
 def _empty_scales(rows: int, k: int, device: torch.device) -> torch.Tensor:

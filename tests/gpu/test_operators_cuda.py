@@ -11,9 +11,11 @@ import torch
 from sglang_sm120.backends.operator_table import OPERATORS
 from sglang_sm120.errors import UnsupportedError
 from sglang_sm120.sgl_kernel_ops import matmul, quantizers, registration
+from sglang_sm120.sgl_kernel_ops.runner import cutlass_moe_fp4
 from tests.sgl_kernel_ops.cases import make_sorted
 from tests.sgl_kernel_ops.checks import check_experts
-from tests.support.nvfp4 import fresh_generator, random_activation
+from tests.support.moe_problem import random_moe
+from tests.support.nvfp4 import assert_matches_oracle, fresh_generator, random_activation
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -62,6 +64,28 @@ def test_a_graph_records_the_masked_quantizer_and_refuses_the_experts() -> None:
     graph.replay()
     assert torch.equal(codes, expected[0])
     assert torch.equal(scales.view(torch.uint8), expected[1].view(torch.uint8))
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 160])
+def test_a_graph_records_the_whole_runner_and_follows_other_ids(tokens: int) -> None:
+    case = random_moe(tokens, 16, 4, 512, 256, gate_first=True, per_expert=True, device=DEVICE)
+    first = (case.w13.input_global_scale, case.w13.packed, case.w13.scales, case.w13.alpha)
+    second = (case.w2.input_global_scale, case.w2.packed, case.w2.scales, case.w2.alpha)
+
+    def call(backend: str) -> torch.Tensor:
+        return cutlass_moe_fp4(case.hidden, *first, *second, case.weights, case.ids, None, backend=backend)
+
+    call("sm120")  # what is compiled or asked once is done before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call("sm120")
+        with pytest.raises(UnsupportedError, match="--disable-cuda-graph"):
+            call("torch_reference")
+    case.ids.copy_(torch.where(case.ids % 3 == 0, -1, (case.ids + 5) % 16))  # other experts, and other ranks'
+    graph.replay()
+    total, bound = case.expected()
+    assert_matches_oracle(out.cpu(), total.cpu(), bound.cpu())
 
 
 def test_one_weight_is_multiplied_as_by_the_dense_operator() -> None:

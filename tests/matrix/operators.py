@@ -1,7 +1,7 @@
 """Run inside a release's environment: its own MoE and dense code through our operators. Prints one JSON object.
 
-``cutlass_moe_fp4`` and the body of ``fp4_gemm`` are the release's; what they call beside the NVFP4 operators is CUDA
-code of the ``sgl_kernel`` wheel, for which plain torch stands in here.
+The body of ``cutlass_moe_fp4``, which ours replaces as a whole, and that of ``fp4_gemm`` are the release's; what they
+call beside the NVFP4 operators is CUDA code of the ``sgl_kernel`` wheel, for which plain torch stands in here.
 """
 
 from __future__ import annotations
@@ -41,10 +41,18 @@ def main(release: str) -> dict[str, Any]:
     assert facts.versions["sglang"] == release
     record = BACKENDS["torch_reference"]
     STATE.decide(Decision(record.value, "command line", True, "test"), facts, record)
+    whole = run_experts(cutlass_moe, weights, tokens)
+    other_ranks = {**weights, "ids": torch.where(weights["ids"] == USED[0], -1, weights["ids"])}
+    routed = cutlass_moe.cutlass_moe_fp4
+    cutlass_moe.cutlass_moe_fp4 = routed.__wrapped__
+    one_by_one = run_experts(cutlass_moe, weights, tokens)
+    cutlass_moe.cutlass_moe_fp4 = routed
     return {
         "refusal": refusal,
         "operators": STATE.operators,
-        "experts": compare_experts(run_experts(cutlass_moe, weights, tokens), weights, tokens),
+        "experts": compare_experts(one_by_one, weights, tokens),
+        "whole": compare_experts(whole, weights, tokens),
+        "other ranks": compare_experts(run_experts(cutlass_moe, other_ranks, tokens), other_ranks, tokens),
         "dense": compare_dense(modelopt),
         "signatures": signatures(),
         "states": {s.name: s.state for s in verify() if s.name.startswith("operators")},

@@ -38,6 +38,7 @@ def test_a_releases_own_code_runs_through_our_operators(
     # The release rounds to bf16 after each GEMM and after the activation, the oracle once at the end.
     experts = found["experts"]
     assert experts["right"] < 0.02 < 0.5 < experts["wrong expert"], experts
+    assert found["whole"]["right"] == found["other ranks"]["right"] == 0 < 0.5 < found["whole"]["wrong expert"]
     assert found["dense"] == {"different": 0, "elements": 480}
     for name, (theirs, ours) in found["signatures"].items():
         assert [*theirs, "backend"] == ours, name
