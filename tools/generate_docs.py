@@ -213,6 +213,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "prediction_terms": prediction_tables.term_table,
     "prediction_arithmetic": prediction_tables.arithmetic,
     "prediction_levers": prediction_tables.levers,
+    "prediction_check_model": prediction_tables.check_model,
     "prediction_check_h200": prediction_tables.check_h200,
     "prediction_check_5090": prediction_tables.check_5090,
 }

@@ -23,7 +23,7 @@ from sglang_sm120.models.architecture import Layer, Model, read_model
 from sglang_sm120.models.budget import Setup, Use
 from sglang_sm120.models.explain import DRAFT_STEPS, VERIFIED_TOKENS
 from sglang_sm120.models.quantization import Quantization, read_quantization
-from sglang_sm120.models.source import load_source
+from sglang_sm120.models.source import ModelSource, load_source
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The server whose profile gives the time of kernels that are no GEMM.
@@ -61,6 +61,10 @@ class Ends:
     def times(self, factor: float) -> Ends:
         return Ends(self.fast * factor, self.slow * factor)
 
+    def inverse(self) -> Ends:
+        """Rates of times, or times of rates."""
+        return Ends(1 / self.fast, 1 / self.slow)
+
 
 @dataclass(frozen=True)
 class Term:
@@ -80,6 +84,7 @@ class Case:
     tp: int = 1
     batch: int = 1
     speculative: bool = False
+    context: int = 4096
 
     @property
     def name(self) -> str:
@@ -156,14 +161,31 @@ def _between(points: Sequence[tuple[int, float]], x: float) -> float:
 
 @cache
 def _read(checkpoint: str) -> tuple[Model, Quantization]:
-    source = load_source(checkpoint)
+    """A preset, or the dense Qwen3 model that a file of ``results/`` was measured with."""
+    source = _measured(checkpoint) if checkpoint.startswith("results/") else load_source(checkpoint)
     return read_model(source), read_quantization(source.quantization)
+
+
+def _measured(path: str) -> ModelSource:
+    model = read_record(path)["model"]
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": model["hidden"],
+        "intermediate_size": model["intermediate"],
+        "num_hidden_layers": model["layers"],
+        "num_attention_heads": model["heads"],
+        "num_key_value_heads": model["kv_heads"],
+        "head_dim": model["head_dim"],
+        "vocab_size": model["vocab"],
+        "tie_word_embeddings": False,
+    }
+    return ModelSource(path, "preset", config, {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]})
 
 
 def terms(case: Case) -> tuple[Term, ...]:
     """The terms of one step, or with multi-token prediction of one verification and its drafts."""
     model, quantization = _read(case.checkpoint)
-    setup = Setup(case.tp, 1, case.batch, 4096, kv_bytes=1 if quantization.kv_cache_fp8 else 2)
+    setup = Setup(case.tp, 1, case.batch, case.context, kv_bytes=1 if quantization.kv_cache_fp8 else 2)
     rows = replace(setup, batch=case.batch * VERIFIED_TOKENS) if case.speculative else setup
     kept = budget.kv_traffic(model, setup) + budget.state_traffic(model, rows)
     found = _pass(budget.step(model, quantization, rows), model.layers, kept, case, rows)

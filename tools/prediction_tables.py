@@ -230,6 +230,23 @@ def check_h200() -> str:
     return table(["Qwen3-8B geometry, one request, H200", "", "ms"], rows)
 
 
+def check_model() -> str:
+    """The model's own sum for the server on the H200, beside what that server and SGLang's Marlin measured."""
+    record = model.read_record(model.SERVING)
+    measured = {(row["concurrency"], row["contender"]): row["per_token_ms"]["median"] for row in record["rows"]}
+    context = record["load"]["input_tokens"] + record["load"]["output_tokens"] // 2
+    rows = []
+    for batch in sorted({concurrency for concurrency, _ in measured}):
+        predicted = model.step_ms(model.terms(Case(model.SERVING, "h200", batch=batch, context=context)))
+        cells = [str(batch), _ms(predicted)]
+        for contender in ("sm120", "marlin"):
+            found = measured.get((batch, contender))
+            cells += ["", ""] if found is None else [f"{found:.2f}", verdict(1 / found, predicted.inverse())]
+        rows.append(cells)
+    head = ["requests", "predicted, ms", "`sm120`, measured", "rate lies", "`marlin`, measured", "rate lies"]
+    return table(head, rows)
+
+
 def check_5090() -> str:
     """The terms with the bytes of another engine, beside its own account of its step (kekzl/imp#1797)."""
     bytes_gb, step_ms, gemv_ms, tail_ms, host_ms = 14.5, 1e3 / 87.4, 9.69, 2.66, 0.44

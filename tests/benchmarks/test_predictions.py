@@ -75,3 +75,12 @@ def test_a_report_outside_the_prediction_is_called_so() -> None:
     assert tables.verdict(90, predicted) == "10% below the slow end"
     assert tables.verdict(150, predicted) == "inside"
     assert tables.verdict(250, predicted) == "25% above the fast end"
+
+
+def test_the_server_that_was_measured_is_predicted_from_its_own_sizes() -> None:
+    found = {term.name: term for term in model.terms(Case(model.SERVING, "h200", context=256))}
+    layer = 6144 * 4096 + 4096 * 4096 + 24576 * 4096 + 4096 * 12288
+    size = 36 * layer * 0.5625 + 151936 * 4096 * 2 + 36 * 2 * 8 * 128 * 2 * 256
+    assert found["bytes"].ms.fast == pytest.approx(size / (4800 * model.BANDWIDTH_SHARE) / 1e6, rel=2e-3)
+    assert found["dense GEMMs"].arithmetic.startswith(f"{36 * 4 + 1} x ")
+    assert tables.verdict(1 / 20.0, Ends(fast=10.0, slow=16.0).inverse()) == "20% below the slow end"
