@@ -183,6 +183,18 @@ _TORCH_REFERENCE = Backend(
     implementation="sglang_sm120.backends.torch_reference",
 )
 
+_SM120_TUNED = Backend(
+    value="sm120_tuned",
+    enum_name="SM120_TUNED",
+    provider="sglang_sm120",
+    summary="For each batch the runner that `sglang-sm120 tune` measured fastest for these experts on this card",
+    any_device=True,
+    rows=tuple(
+        CapabilityRow(capability, Source("test", "tests/host/test_tuned_experts.py")) for capability in CAPABILITIES
+    ),
+    per_call=True,
+)
+
 _NO_CUBINS = "its kernels are binaries for capability 10.x only, and the first forward finds none"
 
 #: Every runner that the package knows for NVFP4 experts, in the order in which they are shown.
@@ -224,12 +236,16 @@ MOE_RUNNERS: Mapping[str, Backend] = MappingProxyType(
             ),
             _SM120,
             _TORCH_REFERENCE,
+            _SM120_TUNED,
         )
     }
 )
 
-#: Values of ours, which every SGLang gets from us.
-OUR_RUNNERS: tuple[str, ...] = tuple(value for value, record in MOE_RUNNERS.items() if record.implementation)
+#: Values of ours that multiply, and with the one that chooses among runners: values that every SGLang gets from us.
+KERNEL_RUNNERS: tuple[str, ...] = tuple(value for value, record in MOE_RUNNERS.items() if record.implementation)
+OUR_RUNNERS: tuple[str, ...] = (*KERNEL_RUNNERS, _SM120_TUNED.value)
+#: What can be called without a server, on the same weights: kernels of FlashInfer's interface for experts, and ours.
+CALLABLE_RUNNERS: tuple[str, ...] = (_FLASHINFER_CUTLASS.value, *KERNEL_RUNNERS)
 
 _MODELOPT: tuple[Quantization, ...] = ("modelopt_fp4", "modelopt_mixed", "fp8")
 _MARLIN_VALUES = ("marlin", "experimental_sgl_marlin", "lora_marlin")

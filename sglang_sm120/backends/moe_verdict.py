@@ -55,7 +55,8 @@ def moe_verdict(value: str, quantization: Quantization, facts: HostFacts) -> Ver
     if route.runner != value:
         what = "runs here" if judged.status == "ok" else reason
         reason = f"{_release_name(facts)} serves these experts with {route.runner}, which {what}"
-    return replace(judged, backend=value, reason=reason, remedy=remedy)
+    warnings = (*judged.warnings, *_failed_probe(route.runner, facts))
+    return replace(judged, backend=value, reason=reason, remedy=remedy, warnings=warnings)
 
 
 def recommend_moe_runner(facts: HostFacts, quantization: Quantization) -> Recommendation | None:
@@ -98,6 +99,14 @@ def working_runners(quantization: Quantization, facts: HostFacts) -> list[str]:
 def is_ours_to_judge(facts: HostFacts) -> bool:
     """Whether the card is an SM12x that the table has rows for; on every other card SGLang is left alone."""
     return facts.is_sm12x and facts.capability in CAPABILITIES
+
+
+def _failed_probe(runner: str, facts: HostFacts) -> tuple[str, ...]:
+    """Warn of a runner that was tried on this card and did not pass; as with dense values, a name given counts more."""
+    status = facts.probed_experts.get(runner, "ok")
+    if status in ("ok", "unsupported"):
+        return ()
+    return (f"{runner} failed sglang-sm120 probe of experts on this card ({status}); take another runner.",)
 
 
 def _release(facts: HostFacts) -> Version:

@@ -143,8 +143,8 @@ class Backend:
 
     @property
     def can_be_added(self) -> bool:
-        """Whether a SGLang without this value can get it from us: FlashInfer or a module of ours multiplies."""
-        return self.flashinfer_name is not None or self.implementation is not None
+        """Whether a SGLang without this value can get it from us: FlashInfer, ours, or what it chooses multiplies."""
+        return self.flashinfer_name is not None or self.implementation is not None or self.per_call
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,7 @@ class HostFacts:
         problems: why an installed package counts as missing, by package key (its import failed, say).
         probed: status that ``sglang-sm120 probe`` recorded on this card and these versions, by value, and by
             :data:`QUANTIZER`; empty if nothing valid is recorded.
+        probed_experts: the same of MoE runners.
     """
 
     capability: Capability | None
@@ -170,6 +171,7 @@ class HostFacts:
     device_name: str = "no CUDA device"
     problems: dict[str, str] = field(default_factory=dict)
     probed: dict[str, str] = field(default_factory=dict)
+    probed_experts: dict[str, str] = field(default_factory=dict)
 
     def passed_probe(self, value: str) -> bool:
         """Whether ``probe`` found the value right on this very card and these versions."""

@@ -19,11 +19,12 @@ from sglang_sm120 import ops, self_test
 from sglang_sm120.backends.moe_verdict import moe_verdict
 from sglang_sm120.errors import UnsupportedError, bad_value
 from sglang_sm120.formats import BLOCK_SIZE
-from sglang_sm120.host import moe_choice, reload
+from sglang_sm120.host import moe_choice, moe_tuning, reload
 from sglang_sm120.host.conventions import ExpertConvention
 from sglang_sm120.host.moe_resolution import DRAFT_FLAG, FLAG, kind_of
 from sglang_sm120.host.state import STATE
 from sglang_sm120.reference import Activation
+from sglang_sm120.tuning.expert_cases import ExpertShape
 
 _CLAMPS = ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "swiglu_limit")
 #: Switches of SGLang, off by default: the first since 0.5.14, the second (Nemotron-H alone) since 0.5.23.
@@ -36,11 +37,16 @@ class Experts:
     """What one expert method needs to know about its layer; kept as ``sm120_experts`` on the method.
 
     Attributes:
-        runner: value of ours.
+        runner: value of ours that was named.
         convention: names of the layer's tensors.
         activation: ``silu`` or ``relu2``.
         gate_first: order of the halves of w13, as the loader fills it.
         most_tokens: larger batches go to SGLang's own method; ``None`` keeps every batch here.
+        plan: under ``sm120_tuned``, the runner of ours for each number of tokens, ``None`` where SGLang's own method
+            serves; the last one counts for any larger number.
+        own: the runner of ours for batches that SGLang's own method must not get.
+        left: why SGLang's own method serves the whole layer; empty if it does not.
+        dtype: of the activations.
     """
 
     runner: str
@@ -48,10 +54,18 @@ class Experts:
     activation: Activation = "silu"
     gate_first: bool = True
     most_tokens: int | None = None
+    plan: moe_tuning.Plan = ()
+    own: str = ""
+    left: str = ""
+    dtype: torch.dtype = torch.bfloat16
 
-    def takes(self, tokens: int) -> bool:
-        """Whether a batch of so many tokens is served here."""
-        return self.most_tokens is None or tokens <= self.most_tokens
+    def runner_for(self, tokens: int) -> str | None:
+        """The runner of ours for a batch of so many tokens, ``None`` if SGLang's own method serves it."""
+        if self.left:
+            return None
+        if self.plan:
+            return self.plan[tokens if tokens < len(self.plan) else -1]
+        return self.runner if self.most_tokens is None or tokens <= self.most_tokens else None
 
 
 @contextmanager
@@ -65,6 +79,24 @@ def as_on_blackwell(module: ModuleType) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, original)
+
+
+@contextmanager
+def or_left_to_sglang(experts: Experts) -> Iterator[None]:
+    """Under ``sm120_tuned``, leave a layer that ours refuse to SGLang's own method, where that runs.
+
+    Raises:
+        UnsupportedError: nothing else serves the layer, or one runner of ours was named.
+    """
+    try:
+        yield
+    except UnsupportedError as refusal:
+        kind = kind_of(experts.convention.quantization)
+        theirs = moe_tuning.sglangs_kernels(kind, STATE.facts) if STATE.facts is not None else None
+        if experts.runner != moe_tuning.VALUE or theirs is None:
+            raise
+        experts.left = str(refusal)
+        STATE.warn_once(experts.left, f"{theirs} serves experts that {FLAG} {experts.runner} does not: {refusal}")
 
 
 def check_sizes(layer: Any, experts: Experts, hidden: int, inner: int) -> None:
@@ -129,13 +161,24 @@ def check_config(method: Any, layer: Any, config: Any, experts: Experts) -> None
     experts.activation = config.activation
     # A property that looks at the runner in force, which is another one in the forward of a draft.
     experts.gate_first = not getattr(method, "load_up_proj_weight_first", False)
-    experts.most_tokens = _crossover(experts)
+    experts.own = experts.runner
+    if experts.runner != moe_tuning.VALUE:
+        experts.most_tokens = _crossover(experts)
 
 
 def make_ready(layer: Any, experts: Experts) -> None:
     """Load and check the kernels after SGLang prepared the weights; its first forward may be captured in a graph."""
     device = layer.w13_weight.device
-    start(experts.runner, device)
+    if experts.runner == moe_tuning.VALUE:
+        tuned = moe_tuning.start(device)
+        experts.own = tuned.own
+        if not experts.left:
+            kind, dtype = kind_of(experts.convention.quantization), str(experts.dtype).removeprefix("torch.")
+            experts.plan = tuned.plan(shape_of(layer, experts), dtype, kind)
+    else:
+        start(experts.runner, device)
+    if experts.left:
+        return
     reload.watch_experts(layer)
     if device.type == "cuda":
         # The kernels fetch weights before the work in front of them has ended, so what writes them must have ended.
@@ -154,22 +197,31 @@ def start(runner: str, device: torch.device) -> None:
     self_test.run_moe(runner, device)
 
 
-def serves(layer: Any, experts: Experts, dispatched: Any) -> bool:
-    """Whether a batch is served here.
+def shape_of(layer: Any, experts: Experts) -> ExpertShape:
+    """Return the geometry of a layer that SGLang has prepared; SGLang may have padded I."""
+    local, hidden, inner = layer.w2_weight.shape
+    top_k = layer.moe_runner_config.top_k
+    return ExpertShape(layer.num_experts, local, top_k, hidden, 2 * inner, experts.activation)
 
-    One whose ids are those of this rank is, however large: the kernels of the stand-in number experts globally, and
+
+def runner_of(layer: Any, experts: Experts, dispatched: Any) -> str | None:
+    """Return the runner of ours that serves a batch, ``None`` if SGLang's own method does.
+
+    A batch whose ids are those of this rank is, however large: the kernels of the stand-in number experts globally, and
     SGLang before 0.5.23 hands them such ids all the same (compressed-tensors under expert parallelism).
     """
-    return experts.takes(dispatched.hidden_states.shape[0]) or _ids_are_local(layer)
+    chosen = experts.runner_for(dispatched.hidden_states.shape[0])
+    return experts.own if chosen is None and not experts.left and _ids_are_local(layer) else chosen
 
 
-def forward(layer: Any, experts: Experts, dispatched: Any) -> torch.Tensor:
+def forward(layer: Any, experts: Experts, dispatched: Any, runner: str) -> torch.Tensor:
     """Run the experts of this rank.
 
     Args:
         layer: SGLang's expert layer, prepared.
         experts: what serves it.
         dispatched: SGLang's standard dispatch output.
+        runner: from :func:`runner_of`.
 
     Returns:
         [M, H] in the dtype of the hidden states.
@@ -195,7 +247,7 @@ def forward(layer: Any, experts: Experts, dispatched: Any) -> torch.Tensor:
         experts.activation,
         experts.gate_first,
         _first_expert(layer),
-        experts.runner,
+        runner,
     )
 
 

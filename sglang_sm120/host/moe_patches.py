@@ -131,13 +131,16 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
         if hasattr(self, "sm120_experts"):
             given = create_signature.bind(self, layer, *args, **kwargs).arguments
             inner = given["intermediate_size_per_partition"]
-            moe_layers.check_sizes(layer, self.sm120_experts, given["hidden_size"], inner)
+            self.sm120_experts.dtype = given["params_dtype"]
+            with moe_layers.or_left_to_sglang(self.sm120_experts):
+                moe_layers.check_sizes(layer, self.sm120_experts, given["hidden_size"], inner)
         create(self, layer, *args, **kwargs)
 
     def create_moe_runner(self: Any, layer: torch.nn.Module, moe_runner_config: Any) -> None:
         set_runner(self, layer, moe_runner_config)
         if hasattr(self, "sm120_experts"):
-            moe_layers.check_config(self, layer, moe_runner_config, self.sm120_experts)
+            with moe_layers.or_left_to_sglang(self.sm120_experts):
+                moe_layers.check_config(self, layer, moe_runner_config, self.sm120_experts)
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
         process(self, layer)
@@ -145,12 +148,12 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
             moe_layers.make_ready(layer, self.sm120_experts)
 
     def forward(self: Any, layer: Any, dispatch_output: Any) -> Any:
-        experts = getattr(self, "sm120_experts", None)
-        if experts is None or not moe_layers.serves(layer, experts, dispatch_output):
+        experts: moe_layers.Experts | None = getattr(self, "sm120_experts", None)
+        if experts is None or (runner := moe_layers.runner_of(layer, experts, dispatch_output)) is None:
             return apply(self, layer, dispatch_output)
         from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
 
-        return StandardCombineInput(hidden_states=moe_layers.forward(layer, experts, dispatch_output))
+        return StandardCombineInput(hidden_states=moe_layers.forward(layer, experts, dispatch_output, runner))
 
     for name, replacement, original in (
         ("__init__", __init__, init),

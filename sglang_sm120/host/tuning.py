@@ -71,19 +71,7 @@ class Tuning:
         if self._agreed:
             return
         self._agreed = True
-        digest = self.table.digest if self.table is not None else None
-        told = ranks.gather((digest, self.facts.device_name, self.retired))
-        if len({theirs for theirs, _, _ in told}) > 1:
-            listing = "; ".join(
-                f"rank {rank}: {f'table {theirs}' if theirs else 'no table'} on {card}"
-                for rank, (theirs, card, _) in enumerate(told)
-            )
-            raise ConfigError(
-                f"{FLAG} {VALUE} needs the same tuning table on every rank ({listing}), so cards and versions must be "
-                f"equal. Copy one file of sglang-sm120 tune --output to every node and name it in {env.TUNING_TABLE}, "
-                "or take another value."
-            )
-        self._retire({value: reason for _, _, theirs in told for value, reason in theirs.items()})
+        self._retire(agree_on(self.table, self.facts, self.retired, f"{FLAG} {VALUE}"))
 
     def plan_layer(
         self, name: str, sizes: list[int], k: int, dtype: torch.dtype, *, one_alpha: bool, quantizer: str | None,
@@ -139,6 +127,33 @@ class Tuning:
         for value, reason in reasons.items():
             _log(logging.WARNING, "%s is not used by %s in this server: %s", value, VALUE, reason)
         self.retired.update(reasons)
+
+
+def agree_on(table: TuningTable | None, facts: HostFacts, retired: dict[str, str], asked: str) -> dict[str, str]:
+    """Compare tables over all ranks and return what any of them cannot use, with the reason.
+
+    Args:
+        table: of this rank.
+        facts: of this rank.
+        retired: what this rank cannot use.
+        asked: flag and value, for messages.
+
+    Raises:
+        ConfigError: their tables differ, or only some have one.
+    """
+    digest = table.digest if table is not None else None
+    told = ranks.gather((digest, facts.device_name, retired))
+    if len({theirs for theirs, _, _ in told}) > 1:
+        listing = "; ".join(
+            f"rank {rank}: {f'table {theirs}' if theirs else 'no table'} on {card}"
+            for rank, (theirs, card, _) in enumerate(told)
+        )
+        raise ConfigError(
+            f"{asked} needs the same tuning table on every rank ({listing}), so cards and versions must be "
+            f"equal. Copy one file of sglang-sm120 tune --output to every node and name it in {env.TUNING_TABLE}, "
+            "or take another value."
+        )
+    return {value: reason for _, _, theirs in told for value, reason in theirs.items()}
 
 
 def start(facts: HostFacts, device: torch.device, *, allow_unsafe: bool) -> Tuning:

@@ -86,7 +86,10 @@ def report_experts(model: torch.nn.Module) -> None:
         return
     most = served[0].most_tokens
     beyond = f"; batches of more than {most} tokens go on to SGLang's own kernels" if most is not None else ""
-    logger.info("%s %s serves the NVFP4 experts of %d layers%s.", flag, own, len(served), beyond)
+    left = sum(bool(experts.left) for experts in served)
+    if left:
+        beyond += f"; SGLang's own kernels serve {left} more"
+    logger.info("%s %s serves the NVFP4 experts of %d layers%s.", flag, own, len(served) - left, beyond)
 
 
 def fp4_layers(model: torch.nn.Module) -> tuple[int, int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sglang_sm120 import records
 from sglang_sm120.backends import BACKENDS
+from sglang_sm120.backends.moe_table import CALLABLE_RUNNERS
 from sglang_sm120.backends.record import QUANTIZER, HostFacts
 from sglang_sm120.kept import Kept, now
 from sglang_sm120.records import Fields, Identity, identity_of
@@ -17,7 +18,8 @@ Status = Literal["ok", "wrong", "crash", "timeout", "unsupported"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 #: What was tried and did not pass.
 FAILED: tuple[Status, ...] = ("wrong", "crash", "timeout")
-SCHEMA = 1
+#: 2 since there are experts in it.
+SCHEMA = 2
 _KEPT = Kept("probe")
 
 
@@ -39,10 +41,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ProbeRecord:
-    """Verdicts of one card under one set of versions, by subject: values of the table, and ``quantizer``."""
+    """Verdicts of one card under one set of versions.
+
+    Attributes:
+        identity: the card and the versions.
+        outcomes: by value of the table, and ``quantizer``.
+        experts: by MoE runner.
+        created: when it was written last.
+    """
 
     identity: Identity
     outcomes: Mapping[str, Outcome]
+    experts: Mapping[str, Outcome]
     created: str
 
     def to_json(self) -> dict[str, Any]:
@@ -53,6 +63,7 @@ class ProbeRecord:
             "created": self.created,
             "identity": self.identity.to_json(),
             "outcomes": {name: vars(outcome) for name, outcome in sorted(self.outcomes.items())},
+            "experts": {name: vars(outcome) for name, outcome in sorted(self.experts.items())},
         }
 
 
@@ -66,8 +77,10 @@ def require_place(identity: Identity) -> None:
     _KEPT.require_place(identity)
 
 
-def save(identity: Identity, outcomes: Mapping[str, Outcome]) -> ProbeRecord:
-    """Write ``outcomes``, over those of earlier runs on the same card and versions.
+def save(
+    identity: Identity, outcomes: Mapping[str, Outcome], experts: Mapping[str, Outcome] | None = None
+) -> ProbeRecord:
+    """Write ``outcomes`` and those of ``experts``, over those of earlier runs on the same card and versions.
 
     Raises:
         ConfigError: the cache folder is not safe or cannot be made.
@@ -75,7 +88,8 @@ def save(identity: Identity, outcomes: Mapping[str, Outcome]) -> ProbeRecord:
     """
 
     def merged(old: ProbeRecord | None) -> ProbeRecord:
-        return ProbeRecord(identity, {**(old.outcomes if old else {}), **outcomes}, now())
+        dense = {**(old.outcomes if old else {}), **outcomes}
+        return ProbeRecord(identity, dense, {**(old.experts if old else {}), **(experts or {})}, now())
 
     return _KEPT.update(identity, read, merged)
 
@@ -92,14 +106,10 @@ def read(path: Path) -> ProbeRecord:
     fields.text("kind", ("probe record",))
     created = fields.text("created")
     identity = Identity.from_json(fields.object("identity"))
-    outcomes = fields.object("outcomes")
-    found = {}
-    for name in outcomes.names():
-        if name != QUANTIZER and name not in BACKENDS:
-            outcomes.fail(f"names {name!r}, which is no value of this package")
-        found[name] = _outcome(outcomes.object(name))
+    outcomes = _outcomes(fields.object("outcomes"), (QUANTIZER, *BACKENDS))
+    experts = _outcomes(fields.object("experts"), CALLABLE_RUNNERS)
     fields.done()
-    return ProbeRecord(identity, found, created)
+    return ProbeRecord(identity, outcomes, experts, created)
 
 
 def find(facts: HostFacts) -> tuple[ProbeRecord | None, str]:
@@ -116,7 +126,18 @@ def with_probe(facts: HostFacts) -> tuple[HostFacts, str]:
     record, problem = find(facts)
     if record is None:
         return facts, f"The probe record is not used: {problem}" if problem else ""
-    return replace(facts, probed={name: outcome.status for name, outcome in record.outcomes.items()}), ""
+    return replace(facts, probed=_statuses(record.outcomes), probed_experts=_statuses(record.experts)), ""
+
+
+def _statuses(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
+    return {name: outcome.status for name, outcome in outcomes.items()}
+
+
+def _outcomes(fields: Fields, known: Collection[str]) -> dict[str, Outcome]:
+    for name in fields.names():
+        if name not in known:
+            fields.fail(f"names {name!r}, which is no value of this package")
+    return {name: _outcome(fields.object(name)) for name in fields.names()}
 
 
 def _outcome(fields: Fields) -> Outcome:

@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang_sm120.backends import BACKENDS
+from sglang_sm120.backends.moe_table import MOE_RUNNERS
+
+#: Values of both tables, the most trusted first: FlashInfer's kernels that SGLang itself takes, code of ours after
+#: them, the oracle last. Values that stand in both have the same order in both.
+TRUST: tuple[str, ...] = (*BACKENDS, *(value for value in MOE_RUNNERS if value not in BACKENDS))
 
 #: How often each case is timed.
 REPEATS = 11
@@ -38,13 +43,12 @@ def summary(times: Sequence[float]) -> Timing:
 def choose(timings: Mapping[str, Timing]) -> str:
     """Return the fastest backend; among those that do not differ by more than the spread, the most trusted.
 
-    Two medians differ if their distance exceeds the sum of the two spreads. Trust is the order of the capability
-    table: FlashInfer's kernels that SGLang itself takes first, code of ours after them, the oracle last.
+    Two medians differ if their distance exceeds the sum of the two spreads. Trust is the order of :data:`TRUST`.
 
     Args:
-        timings: by value of the table, not empty.
+        timings: by value of the tables, not empty.
     """
     fastest = min(timings, key=lambda value: timings[value].median)
     best = timings[fastest]
     tied = [v for v, t in timings.items() if t.median - best.median <= t.spread + best.spread]
-    return min(tied, key=list(BACKENDS).index)
+    return min(tied, key=TRUST.index)

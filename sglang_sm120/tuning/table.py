@@ -1,7 +1,7 @@
 """The tuning table: what ``tune`` measured for whole shapes, and what ``sm120_tuned`` reads. No torch.
 
-The file holds times, not orders: which backend serves follows from them by :func:`choose`, among those that may serve
-a layer. It can be copied to machines with the same card and versions.
+The file holds times, not orders: which backend, or which MoE runner, serves follows from them by :func:`choose`, among
+those that may serve a layer. It can be copied to machines with the same card and versions.
 """
 
 from __future__ import annotations
@@ -9,21 +9,34 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang_sm120 import env, records
 from sglang_sm120.backends import BACKENDS
+from sglang_sm120.backends.moe_table import CALLABLE_RUNNERS
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, RecordError, bad_value
 from sglang_sm120.kept import Kept, now
-from sglang_sm120.records import Identity, identity_of
+from sglang_sm120.records import Fields, Identity, identity_of
 from sglang_sm120.tuning.choice import choose
-from sglang_sm120.tuning.results import Entry, Key, read_entry
+from sglang_sm120.tuning.expert_cases import ExpertKey
+from sglang_sm120.tuning.results import (
+    Entry,
+    ExpertEntry,
+    ExpertsKey,
+    Key,
+    apart,
+    read_entries,
+    read_entry,
+    read_expert_entry,
+)
 
-SCHEMA = 1
+#: 2 since there are experts in it.
+SCHEMA = 2
 _KIND = "tuning table"
 _KEPT = Kept("tuning")
 #: What a call of ``sm120_tuned`` may reach: kernels that take the weights as they are prepared for it. TensorRT-LLM's
@@ -33,8 +46,11 @@ CANDIDATES: tuple[str, ...] = tuple(
     for record in BACKENDS.values()
     if not record.per_call and (record.implementation is not None or record.flashinfer_name not in (None, "trtllm"))
 )
+#: The same for experts, whose runners take the weights as the stand-in of ours keeps them.
+RUNNERS: tuple[str, ...] = CALLABLE_RUNNERS
 #: N, K and the type of the result.
 ShapeKey = tuple[int, int, str]
+EntryT = TypeVar("EntryT", Entry, ExpertEntry)
 
 
 @dataclass(frozen=True)
@@ -43,20 +59,22 @@ class TuningTable:
 
     Attributes:
         identity: the card and the versions.
-        dense: one entry for each (N, K, dtype, M) of a dense layer. Other kinds of layers get sections of their own.
+        dense: one entry for each (N, K, dtype, M) of a dense layer.
+        experts: one entry for each geometry, dtype and M of routed experts.
         created: when it was written last.
         command: what wrote it last, without names and paths of that machine.
     """
 
     identity: Identity
     dense: Mapping[Key, Entry]
+    experts: Mapping[ExpertsKey, ExpertEntry]
     created: str
     command: str
 
     @property
     def digest(self) -> str:
         """Equal for tables that lead to the same choices on the same card."""
-        text = json.dumps([self.identity.digest, [self.dense[key].to_json() for key in sorted(self.dense)]])
+        text = json.dumps([self.identity.digest, *self._entries().values()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -66,8 +84,13 @@ class TuningTable:
 
     @property
     def backends(self) -> set[str]:
-        """Every value that an entry has a time for."""
+        """Every value that an entry of a dense layer has a time for."""
         return {value for entry in self.dense.values() for value in entry.timings}
+
+    @property
+    def runners(self) -> set[str]:
+        """Every MoE runner that an entry has a time for."""
+        return {value for entry in self.experts.values() for value in entry.timings}
 
     def choices(self, n: int, k: int, dtype: str, usable: Collection[str]) -> dict[int, str]:
         """Return the best of ``usable`` for each measured M of a shape; empty if nothing usable was measured."""
@@ -78,6 +101,21 @@ class TuningTable:
                 found[m] = choose(timings)
         return found
 
+    def runners_by_rows(self, shape: ExpertKey, dtype: str, usable: Collection[str]) -> dict[int, str]:
+        """Return the best of ``usable`` for each measured M of experts; empty if nothing usable was measured."""
+        found = {}
+        for (at_shape, at_dtype, m), entry in sorted(self.experts.items()):
+            timings = {value: timing for value, timing in entry.timings.items() if value in usable}
+            if (at_shape, at_dtype) == (shape, dtype) and timings:
+                found[m] = choose(timings)
+        return found
+
+    def _entries(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            "dense": [self.dense[key].to_json() for key in sorted(self.dense)],
+            "experts": [self.experts[key].to_json() for key in sorted(self.experts)],
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The table as it stands in its file."""
         return {
@@ -86,7 +124,7 @@ class TuningTable:
             "created": self.created,
             "command": self.command,
             "identity": self.identity.to_json(),
-            "dense": [self.dense[key].to_json() for key in sorted(self.dense)],
+            **self._entries(),
         }
 
 
@@ -131,7 +169,7 @@ def require_place(identity: Identity, copy: Path | None = None) -> None:
 
 
 def save(
-    identity: Identity, entries: Sequence[Entry], arguments: Sequence[str], copy: Path | None = None
+    identity: Identity, entries: Sequence[Entry | ExpertEntry], arguments: Sequence[str], copy: Path | None = None
 ) -> TuningTable:
     """Write whole shapes over those of earlier runs; other shapes of the same card and versions stay.
 
@@ -145,11 +183,19 @@ def save(
         ConfigError: the cache folder is not safe or cannot be made.
         RecordError: a file cannot be written.
     """
-    new = {(entry.n, entry.k, entry.dtype) for entry in entries}
+    dense, experts = apart(entries)
+    shapes, geometries = {entry.key[:-1] for entry in dense}, {entry.key[:-1] for entry in experts}
 
     def change(old: TuningTable | None) -> TuningTable:
-        kept = {key: entry for key, entry in old.dense.items() if key[:3] not in new} if old is not None else {}
-        return TuningTable(identity, {**kept, **{e.key: e for e in entries}}, now(), shlex.join(arguments))
+        kept = {key: entry for key, entry in (old.dense if old else {}).items() if key[:-1] not in shapes}
+        others = {key: entry for key, entry in (old.experts if old else {}).items() if key[:-1] not in geometries}
+        return TuningTable(
+            identity,
+            {**kept, **{entry.key: entry for entry in dense}},
+            {**others, **{entry.key: entry for entry in experts}},
+            now(),
+            shlex.join(arguments),
+        )
 
     table = _KEPT.update(identity, read, change)
     if copy is not None:
@@ -169,17 +215,19 @@ def read(path: Path) -> TuningTable:
     fields.text("kind", (_KIND,))
     created, command = fields.text("created"), fields.text("command")
     identity = Identity.from_json(fields.object("identity"))
-    dense: dict[Key, Entry] = {}
-    for item in fields.objects("dense"):
-        entry = read_entry(item)
-        if entry.key in dense:
-            item.fail(f"repeats the case {entry.key}")
-        foreign = sorted(set(entry.timings) - set(CANDIDATES))
-        if foreign:
-            item.fail(f"names {foreign[0]!r}, which cannot be called for single layers")
-        dense[entry.key] = entry
+    dense = read_entries(fields.objects("dense"), partial(_callable, read_entry, CANDIDATES))
+    experts = read_entries(fields.objects("experts"), partial(_callable, read_expert_entry, RUNNERS))
     fields.done()
-    return TuningTable(identity, dense, created, command)
+    return TuningTable(identity, dense, experts, created, command)
+
+
+def _callable(read_one: Callable[[Fields], EntryT], known: Collection[str], fields: Fields) -> EntryT:
+    """Read an entry, and refuse values that nothing but a whole server can run."""
+    entry = read_one(fields)
+    foreign = sorted(set(entry.timings) - set(known))
+    if foreign:
+        fields.fail(f"names {foreign[0]!r}, which cannot be called for single layers")
+    return entry
 
 
 def find(facts: HostFacts) -> tuple[TuningTable | None, str]:

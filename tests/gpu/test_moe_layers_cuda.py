@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_sm120.backends.moe_table import OUR_RUNNERS
+from sglang_sm120.backends.moe_table import KERNEL_RUNNERS
 from sglang_sm120.device import collect_facts
 from sglang_sm120.host import moe_choice
 from sglang_sm120.host.moe_choice import Runners
@@ -36,7 +36,7 @@ def make(runner: str, kind: str, shape: str) -> ExpertLayer:
     return layer
 
 
-@pytest.mark.parametrize("runner", OUR_RUNNERS)
+@pytest.mark.parametrize("runner", KERNEL_RUNNERS)
 @pytest.mark.parametrize(("kind", "shape"), SERVED)
 def test_layers_are_right(runner: str, kind: str, shape: str) -> None:
     layer = make(runner, kind, shape)

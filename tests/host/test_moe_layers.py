@@ -24,7 +24,7 @@ from sglang.srt.server_args import prepare_server_args
 from cpu_host.kernels import build
 from cpu_host.kernels.library import EmulatedLibrary
 from sglang_sm120 import native, native_moe, ops, self_test
-from sglang_sm120.backends.moe_table import OUR_RUNNERS
+from sglang_sm120.backends.moe_table import KERNEL_RUNNERS, OUR_RUNNERS
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, SelfTestError, UnsupportedError
 from sglang_sm120.host import moe_choice, moe_layers, moe_resolution
@@ -323,7 +323,7 @@ def resolve(kind: str, folder: Any, words: list[str]) -> tuple[str, str | None]:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("runner", OUR_RUNNERS)
+@pytest.mark.parametrize("runner", KERNEL_RUNNERS)
 def test_a_wrong_kernel_stops_the_start(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     self_test.run_moe(runner, "cpu")
     right = ops.nvfp4_moe

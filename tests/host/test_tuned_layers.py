@@ -65,7 +65,7 @@ def entries(n: int, k: int, times: dict[int, dict[str, float]], dtype: str = "bf
 
 
 def table_of(*found: Entry, facts: HostFacts = FACTS) -> TuningTable:
-    return TuningTable(identity_of(facts), {entry.key: entry for entry in found}, "now", "sglang-sm120 tune x")
+    return TuningTable(identity_of(facts), {entry.key: entry for entry in found}, {}, "now", "sglang-sm120 tune x")
 
 
 def tune(serving: Serving, *found: Entry, facts: HostFacts = FACTS) -> Tuning:

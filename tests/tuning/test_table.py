@@ -148,11 +148,6 @@ def _edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     return spoil
 
 
-def _link(where: Path) -> None:
-    where.rename(where.with_name("elsewhere.json"))
-    where.symlink_to(where.with_name("elsewhere.json"))
-
-
 def _fifo(where: Path) -> None:
     where.unlink()
     os.mkfifo(where)
@@ -166,10 +161,10 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "a field twice": (lambda where: where.write_text('{"schema": 1, "schema": 1}'), "stands there twice"),
     "not a number": (lambda where: where.write_text(where.read_text().replace("1.0", "NaN", 1)), "no number"),
     "a list": (lambda where: where.write_text("[]"), "no JSON object"),
-    "a link": (_link, "cannot be read"),
     "a pipe": (_fifo, "no regular file"),
     "others may write": (lambda where: where.chmod(0o666), "written by other users"),
-    "an unknown format": (_edit(lambda v: v.update(schema=2)), "format version 2"),
+    "an unknown format": (_edit(lambda v: v.update(schema=3)), "format version 3"),
+    "of a release before experts": (_edit(lambda v: (v.update(schema=1), v.pop("experts"))), "version 1 and .* reads 2"),
     "results of bench": (_edit(lambda v: v.update(kind="bench results")), "kind='bench results'"),
     "a case twice": (_edit(lambda v: v["dense"].append(v["dense"][0])), "repeats the case"),
     "a winner against its times": (_edit(lambda v: v["dense"][0].update(backend="flashinfer_b12x")), "does not follow"),

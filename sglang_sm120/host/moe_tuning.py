@@ -1,0 +1,174 @@
+"""``--moe-runner-backend sm120_tuned`` in one process: which runner serves which number of tokens of a kind of experts.
+
+The stand-in (``moe_choice.py``) keeps its weights in the layout that our kernels read, so the choice can be made for
+each batch: ours, or SGLang's own method with the kernels of FlashInfer that it means.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+
+from sglang_sm120 import native_moe, ops, self_test
+from sglang_sm120.backends.moe_record import Quantization
+from sglang_sm120.backends.moe_table import KERNEL_RUNNERS, MOE_RUNNERS
+from sglang_sm120.backends.moe_verdict import moe_verdict, route_of
+from sglang_sm120.backends.record import HostFacts
+from sglang_sm120.errors import ConfigError, UnsupportedError
+from sglang_sm120.host import moe_choice, ranks
+from sglang_sm120.host.moe_resolution import FLAG
+from sglang_sm120.host.state import STATE
+from sglang_sm120.host.tuning import agree_on
+from sglang_sm120.probing.record import FAILED
+from sglang_sm120.tuning import table
+from sglang_sm120.tuning.expert_cases import ExpertShape
+from sglang_sm120.tuning.table import TuningTable, by_rows
+
+logger = logging.getLogger("sglang_sm120")
+
+VALUE = "sm120_tuned"
+#: What stands in a plan for SGLang's own method.
+SGLANG = None
+#: The runner of a batch of M tokens; the last entry serves any larger M.
+Plan = tuple[str | None, ...]
+
+
+@dataclass
+class ExpertTuning:
+    """The state of ``sm120_tuned`` for experts in this process.
+
+    Attributes:
+        facts: of this machine.
+        table: ``None`` if there is none for this card and these versions; then every layer is untuned.
+        own: the runner of ours for batches that SGLang's kernels cannot take.
+        retired: runners that are not used in this server, with the reason.
+    """
+
+    facts: HostFacts
+    table: TuningTable | None
+    own: str
+    retired: dict[str, str] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
+
+    def plan(self, shape: ExpertShape, dtype: str, kind: Quantization) -> Plan:
+        """Return which runner serves which number of tokens; one log line says it for each kind of experts.
+
+        Args:
+            shape: of the layer, as its weights are prepared.
+            dtype: of the activations, such as ``bfloat16``.
+            kind: how the layer stores its experts; it decides what SGLang's own method runs.
+        """
+        theirs = sglangs_kernels(kind, self.facts)
+        theirs = None if theirs in self.retired else theirs
+        usable = self._usable(kind, theirs)
+        choices = self.table.runners_by_rows(shape.key, dtype, usable) if self.table is not None else {}
+        if not choices:
+            self._say(f"{VALUE} has no entry for {shape.label} {dtype}: {theirs or self.own} serves these experts.")
+            return (SGLANG if theirs is not None else self.own,)
+        plan: list[str | None] = [value if value in KERNEL_RUNNERS else SGLANG for value in by_rows(choices)]
+        beyond = ""
+        if theirs is not None and theirs not in self._measured(shape, dtype) & usable:
+            # Nobody measured where they win: the limit of the runner sm120 holds.
+            plan = [*plan[: native_moe.MOST_TOKENS + 1], SGLANG]
+            beyond = f"; it has no time for {theirs}, which takes batches of more than {len(plan) - 2} tokens"
+        self._say(f"{shape.label} {dtype}: {table.spans(choices)}{beyond}")
+        return tuple(plan)
+
+    def _measured(self, shape: ExpertShape, dtype: str) -> set[str]:
+        entries = self.table.experts.values() if self.table is not None else ()
+        return {
+            value
+            for entry in entries
+            if (entry.shape.key, entry.dtype) == (shape.key, dtype)
+            for value in entry.timings
+        }
+
+    def _usable(self, kind: Quantization, theirs: str | None) -> set[str]:
+        usable = set()
+        for value in self.table.runners - self.retired.keys() if self.table is not None else ():
+            judged = moe_verdict(value, kind, self.facts)
+            runs = value == theirs or (value in KERNEL_RUNNERS and judged is not None and judged.status == "ok")
+            usable |= {value} if runs else set()
+        return usable
+
+    def _say(self, text: str) -> None:
+        if text not in self._said and ranks.is_first():
+            logger.info("%s", text)
+        self._said.add(text)
+
+
+def sglangs_kernels(kind: Quantization, facts: HostFacts) -> str | None:
+    """Return the runner behind SGLang's own method under the stand-in, ``None`` if it does not run here."""
+    value = moe_choice.stand_in(kind)
+    route, judged = route_of(value, kind, facts), moe_verdict(value, kind, facts)
+    return route.runner if route is not None and judged is not None and judged.status == "ok" else None
+
+
+def start(device: torch.device) -> ExpertTuning:
+    """Find the table, load the runners of ours that may serve, check them, and agree with the other ranks; once.
+
+    Raises:
+        ConfigError: the table that a variable names cannot be used, the ranks have different ones, or nothing was
+            decided in this process yet.
+        SelfTestError: kernels of ours are wrong on this device.
+        UnsupportedError: not even the runner for experts without an entry can be loaded.
+    """
+    if device not in _STARTED:
+        _STARTED[device] = _start(device)
+    return _STARTED[device]
+
+
+_STARTED: dict[torch.device, ExpertTuning] = {}
+
+
+def forget() -> None:
+    """Drop what was found; for a process that makes its decision anew."""
+    _STARTED.clear()
+
+
+def _start(device: torch.device) -> ExpertTuning:
+    facts = STATE.facts
+    if facts is None:
+        raise ConfigError(f"{FLAG} {VALUE} was asked for experts before the scheduler had started. Report this.")
+    found, problem = table.find(facts)
+    retired: dict[str, str] = {}
+    for value in sorted(found.runners if found is not None else ()):
+        probed = facts.probed_experts.get(value)
+        if probed in FAILED:
+            retired[value] = f"probe says {probed} of its experts"
+        elif value in KERNEL_RUNNERS:
+            _load(value, device, retired)
+    own = _own(facts, retired)
+    if found is None or own not in found.runners:
+        _load(own, device, retired)
+    retired = agree_on(found, facts, retired, f"{FLAG} {VALUE}")
+    if problem and ranks.is_first():
+        logger.warning("%s Until then experts are served as under another value of %s.", problem, FLAG)
+    for value, reason in retired.items():
+        if ranks.is_first():
+            logger.warning("%s is not used by %s %s in this server: %s", value, FLAG, VALUE, reason)
+    own = _own(facts, retired)
+    if own in retired:
+        raise UnsupportedError(f"{FLAG} {VALUE} has no runner to fall back to: {own}: {retired[own]}")
+    return ExpertTuning(facts, found, own, retired)
+
+
+def _own(facts: HostFacts, retired: dict[str, str]) -> str:
+    """Kernels of ours only after they passed a probe on this card, else the oracle."""
+    for value in KERNEL_RUNNERS:
+        judged = moe_verdict(value, "modelopt_fp4", facts)
+        checked = not MOE_RUNNERS[value].needs_probe or facts.probed_experts.get(value) == "ok"
+        if checked and value not in retired and judged is not None and judged.status == "ok":
+            return value
+    return KERNEL_RUNNERS[-1]
+
+
+def _load(value: str, device: torch.device, retired: dict[str, str]) -> None:
+    try:
+        ops.start_moe(value, device)
+    except UnsupportedError as error:
+        retired[value] = str(error)
+    else:
+        self_test.run_moe(value, device)
