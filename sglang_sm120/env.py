@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +161,41 @@ def tuning_table() -> Path | None:
         ConfigError: a relative path.
     """
     return _absolute(TUNING_TABLE)
+
+
+def readings() -> Iterator[tuple[Variable, object, str]]:
+    """Yield every variable in the order of the table, its value, and what is wrong with it, empty if nothing is.
+
+    Of a variable that cannot be understood the value is its text. Touches no file.
+    """
+    readers: dict[str, Callable[[], object]] = {
+        DISABLE: disabled,
+        AUTO: take_auto,
+        ALLOW_UNSAFE: allow_unsafe,
+        FP4_GEMM_BACKEND: fp4_gemm_backend,
+        CACHE_DIR: cache_path,
+        JIT: jit,
+        TUNING_TABLE: tuning_table,
+        VERIFY: verify_every,
+        REPORT: report_path,
+        DEPRECATED_BACKEND: deprecated_backend,
+    }
+    for variable in VARIABLES:
+        try:
+            yield variable, readers[variable.name](), ""
+        except ConfigError as error:
+            yield variable, _text(variable.name), str(error)
+
+
+def require_readable() -> None:
+    """Check every variable that is set, before anything depends on one.
+
+    Raises:
+        ConfigError: one of them cannot be understood; the text names all of those.
+    """
+    problems = [problem for variable, _, problem in readings() if problem and _text(variable.name) is not None]
+    if problems:
+        raise ConfigError(" ".join(problems))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from sglang_sm120.diagnosis import two_ranks
 from sglang_sm120.diagnosis.compiled import Compiled, collect
 from sglang_sm120.dispatch import Decision, Request, resolve, sglang_default
 from sglang_sm120.errors import Sm120Error
+from sglang_sm120.nvml import compute_capabilities
 
 T = TypeVar("T")
 
@@ -130,28 +131,12 @@ def _decide(facts: HostFacts) -> tuple[Decision | None, str]:
 
 
 def _settings() -> tuple[Setting, ...]:
-    readers: dict[str, Callable[[], object]] = {
-        env.DISABLE: env.disabled,
-        env.AUTO: env.take_auto,
-        env.ALLOW_UNSAFE: env.allow_unsafe,
-        env.FP4_GEMM_BACKEND: env.fp4_gemm_backend,
-        env.DEPRECATED_BACKEND: env.deprecated_backend,
-        env.CACHE_DIR: env.cache_path,
-        env.JIT: env.jit,
-        env.VERIFY: env.verify_every,
-        env.REPORT: env.report_path,
-        env.TUNING_TABLE: env.tuning_table,
-    }
     found = []
-    for variable in env.VARIABLES:
-        given = bool(os.environ.get(variable.name, "").strip())
-        try:
-            value, problem = readers[variable.name](), ""
-        except Sm120Error as error:
-            value, problem = os.environ.get(variable.name), str(error)
+    for variable, value, problem in env.readings():
         if isinstance(value, bool):
             value = "1" if value else "0"
         shown = variable.default if value is None else str(value)
+        given = bool(os.environ.get(variable.name, "").strip())
         found.append(Setting(variable.name, shown, "environment" if given else "default", problem))
     return tuple(found)
 
@@ -238,14 +223,7 @@ def _ranks_problem(facts: HostFacts) -> str:
     """Let two GPUs talk where there are two and torch works; empty if they can, or nobody could try."""
     if "torch" in facts.problems or "torch" not in facts.versions:
         return ""
-    gpus, _ = _attempt(_number_of_gpus)
-    return two_ranks.exchange("nccl") if gpus is not None and gpus >= 2 else ""
-
-
-def _number_of_gpus() -> int:
-    from sglang_sm120.host.nvml import compute_capabilities  # an interrupted installation may lack the room
-
-    return len(compute_capabilities())
+    return two_ranks.exchange("nccl") if len(compute_capabilities()) >= 2 else ""
 
 
 def _attempt(look: Callable[[], T]) -> tuple[T | None, str]:

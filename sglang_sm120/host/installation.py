@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from sglang_sm120 import __version__, env
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.moe_table import MOE_RUNNERS
-from sglang_sm120.host.nvml import compute_capabilities
+from sglang_sm120.nvml import compute_capabilities
 
 ENTRY_POINT_NAME = "sm120"
 FLAG = "--fp4-gemm-backend"
@@ -63,7 +63,13 @@ def asked_value() -> str | None:
 
 
 def named() -> str | None:
-    """Why this process depends on the package: it names a value that only the package provides. Else ``None``."""
+    """Why this process depends on the package, else ``None``.
+
+    It names a value that only the package provides, or is to be checked, and a server that nobody checks looks like
+    one that passed.
+    """
+    if env.verify_every():
+        return f"{env.VERIFY}={env.verify_every()} asks for a checked server"
     asked = {FLAG: (asked_value(), BACKENDS), **{flag: (_argument(flag), MOE_RUNNERS) for flag in MOE_FLAGS}}
     for flag, (value, table) in asked.items():
         record = table.get(value) if value is not None else None

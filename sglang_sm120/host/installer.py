@@ -63,6 +63,8 @@ class _Installer:
         if self.done:
             return
         switched_off = self._switched_off()
+        if switched_off is None:
+            env.require_readable()
         self.done = True
         if switched_off is not None:
             self.reason_off = switched_off
@@ -241,6 +243,7 @@ def install() -> None:
     """Hook this process's SGLang; the second and every later call does nothing.
 
     Raises:
+        ConfigError: a variable of the environment cannot be understood; every later call raises it again.
         SystemExit: the hooks do not fit and the server that starts depends on them. It is not an ordinary
             exception on purpose: SGLang's plugin loader swallows those.
     """

@@ -1,6 +1,7 @@
 """Compute capabilities of the GPUs of this machine, without torch and without creating a CUDA context.
 
-Used once per process, and only when a seam is broken and it matters whether this machine has an SM12x GPU.
+For whoever must know what cards there are before a process has chosen one: the arguments of a server, a start that is
+stopped, ``doctor``.
 """
 
 from __future__ import annotations

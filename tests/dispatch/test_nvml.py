@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_sm120.host import nvml
+from sglang_sm120 import nvml
 
 CARDS = [(12, 0), (9, 0), (12, 1)]
 
