@@ -180,13 +180,18 @@ class Fields:
 def read_json(path: Path) -> Fields:
     """Read a file that nobody but the user and root could have written.
 
+    A link is followed, as Kubernetes mounts every file of a ConfigMap as one, if nobody else has made it; what it leads
+    to is held to the same.
+
     Raises:
         FileNotFoundError: there is none.
         RecordError: it is no regular file, others may write to it, it is too large, or it is no strict JSON.
     """
     try:
+        if path.lstat().st_uid not in _trusted():
+            raise RecordError(f"{path} belongs to another user: copy it, and name the copy.")
         # O_NONBLOCK: opening a FIFO must not wait for a writer.
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -195,8 +200,10 @@ def read_json(path: Path) -> Fields:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise RecordError(f"{path} is no regular file.")
-        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise RecordError(f"{path} can be written by other users: take ownership and run chmod go-w on it.")
+        if status.st_uid not in _trusted() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise RecordError(
+                f"{path.resolve()} can be written by other users: take ownership and run chmod go-w on it, or copy it."
+            )
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise RecordError(f"{path} is larger than {MAX_BYTES} bytes.")
@@ -205,6 +212,11 @@ def read_json(path: Path) -> Fields:
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is no strict JSON: {error}.") from error
     return Fields(path.name, value)
+
+
+def _trusted() -> tuple[int, int]:
+    """Owners whose files are believed: the user of this process, and root."""
+    return os.geteuid(), 0
 
 
 @contextmanager
