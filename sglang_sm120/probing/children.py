@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import selectors
 import signal
@@ -17,11 +18,15 @@ from typing import IO, Any, Protocol
 from sglang_sm120.probing.record import STATUSES, Outcome
 from sglang_sm120.records import is_unprintable
 
+logger = logging.getLogger(__name__)
+
 PRODUCTION_FACTORY = "sglang_sm120.probing.operations:of_subject"
 PROBE_STEPS = "sglang_sm120.probing.steps:planned"
 _CHILD = "import sys; sys.path[:] = filter(None, sys.path); from sglang_sm120.probing.child import main; main()"
 #: After its verdict a child may still tear down CUDA; longer than this is a hang.
 _SECONDS_TO_END = 30.0
+#: A killed process ends at once, unless it waits inside a driver that hangs: then no signal reaches it.
+_SECONDS_TO_DIE = 10.0
 _LONGEST_REASON = 300
 
 
@@ -81,8 +86,10 @@ def run(job: Job, timeout: float) -> Outcome:
             # The child leads a group of its own, so that compilers it started end with it.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            left_behind = not _died(process)
         status, reason = _judge(messages, code, timeout, _last_line(errors))
+    if left_behind:
+        reason += f"; its process {process.pid} cannot be killed, the driver holds it"
     if status not in STATUSES:
         status, reason = "crash", f"reported an unknown verdict {status!r}"
     return Outcome(status, one_line(reason), round(time.monotonic() - begin, 2))
@@ -105,6 +112,21 @@ def _start(job: Job, writer: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     with suppress(BrokenPipeError), process.stdin as pipe:  # a child that died at once says so by its exit code
         pipe.write(json.dumps(job.to_json()).encode())
     return process
+
+
+def _died(process: subprocess.Popen[bytes]) -> bool:
+    """Wait for a process that was killed, but not for ever; one that stays is left to the system, with one line."""
+    try:
+        process.wait(_SECONDS_TO_DIE)
+    except subprocess.TimeoutExpired:
+        logger.warning(
+            "Process %d was killed and has not ended after %g s: it waits inside the driver and may hold its GPU until "
+            "the machine restarts.",
+            process.pid,
+            _SECONDS_TO_DIE,
+        )
+        return False
+    return True
 
 
 def _listen(reports: IO[bytes], deadline: float) -> tuple[list[dict[str, Any]], bool]:

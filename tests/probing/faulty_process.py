@@ -14,7 +14,9 @@ def make(subject: str) -> None:
     """The factory that a test names in its job: ``subject`` is what happens."""
     if subject == "exit":
         os._exit(3)
-    if subject == "sleep":
+    if subject == "short sleep":
+        time.sleep(60)  # whoever waits for its end must not wait for ever
+    elif subject == "sleep":
         Path(os.environ["SM120_TEST_FOLDER"], "pid").write_text(str(os.getpid()))
     elif subject == "grandchild":
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -7,11 +7,13 @@ are judged by the child's own function in this process, because a child spends i
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +142,32 @@ def test_what_a_hanging_child_started_ends_with_it(tmp_path: Path, monkeypatch: 
     assert outcome.status == "timeout"
     number = int((tmp_path / "pid").read_text())
     _wait_until(lambda: not _lives(number))
+
+
+def test_a_child_that_cannot_be_killed_is_left_behind_as_a_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process inside a driver that hangs takes no signal; here none is sent to it."""
+    monkeypatch.setenv("SM120_TEST_FOLDER", str(tmp_path))
+    monkeypatch.setattr(children, "_SECONDS_TO_DIE", 0.2)
+    killpg = os.killpg
+    monkeypatch.setattr(children.os, "killpg", lambda group, signal: None)
+    groups: list[int] = []
+    start = children._start
+
+    def noted(*args: Any) -> subprocess.Popen[bytes]:
+        process = start(*args)
+        groups.append(process.pid)
+        return process
+
+    monkeypatch.setattr(children, "_start", noted)
+    try:
+        outcome = children.run(Job("short sleep", PLAN, "cpu", PROCESS), 1.0)
+        assert outcome.status == "timeout"
+        assert f"its process {groups[0]} cannot be killed" in outcome.reason
+        assert [record.args[0] for record in caplog.records if record.args] == groups
+    finally:
+        killpg(groups[0], signal.SIGKILL)
 
 
 def test_a_child_ends_with_the_command_that_was_killed(tmp_path: Path) -> None:
