@@ -331,6 +331,12 @@ SEAMS: tuple[Seam, ...] = (
         since=Version("0.5.15"),
     ),
     Seam(
+        "ranks",
+        "sglang.srt.model_executor.model_runner",
+        _has_function("load_model", ["self"], cls="ModelRunner"),
+        "agreement:wrap_load_model",
+    ),
+    Seam(
         "loaded",
         "sglang.srt.model_loader.loader",
         _has_function("load_weights_and_postprocess", ["model", "weights", "target_device"], cls="DefaultModelLoader"),

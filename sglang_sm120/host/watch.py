@@ -3,8 +3,9 @@
 Nothing here is reached unless ``SGLANG_SM120_VERIFY`` or ``SGLANG_SM120_REPORT`` is set: the seams that lead here
 (``watch_seams.py``) are part of the table only then.
 
-*When a call is checked.* Inside a step (``ModelRunner.forward``) every call of every N-th step, and such a step runs
-without a CUDA graph. Outside of steps (the runs in front of a capture, autotuning) the first call of each layer and M.
+*When a call is checked.* Inside a step (``ModelRunner.forward``) every call of every N-th step of its kind, and such a
+step runs without a CUDA graph. Outside of steps (the runs in front of a capture, autotuning) the first call of each
+layer and M.
 A call that is being captured cannot be checked, because the host may not wait for the GPU then; one that torch.compile
 traces is not seen.
 """
@@ -12,6 +13,7 @@ traces is not seen.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ import torch
 from sglang_sm120 import env, records
 from sglang_sm120.device import collect_facts
 from sglang_sm120.errors import ConfigError, RecordError, VerificationError
+from sglang_sm120.host import ranks
 from sglang_sm120.host.reload import layer_name
 from sglang_sm120.host.state import STATE
 from sglang_sm120.host.watch_source import Source, served_by, value_of_layer
@@ -73,6 +76,7 @@ class Watcher:
         self.current: LayerCall | None = None
         self._step_due: bool | None = None  # None outside of steps
         self._checked_steps = 0
+        self._proven = False  # something was checked here, and the other ranks know
         self._names: set[str] = set()
         self._generator = torch.Generator().manual_seed(20)
 
@@ -82,20 +86,23 @@ class Watcher:
         """Whether the step that runs ``batch`` is checked, and so must run without a CUDA graph.
 
         Decided once for each batch: SGLang asks whether it can use a graph when it plans the attention, and again when
-        it runs. Counted for each runner: with a draft model steps of the two alternate, and an even N would always meet
-        the same one. All ranks count the same steps.
+        it runs, and a draft model takes all its steps with one batch. Counted for each runner and mode (prefill,
+        decode, verification of a draft, ...): they alternate, and an even N would always meet the same one. All ranks
+        count the same steps.
         """
         known: bool | None = getattr(batch, "sm120_due", None)
         if known is None:
-            count: int = getattr(runner, "sm120_steps", 0)
-            known = batch.sm120_due = self.every > 0 and count % self.every == 0
+            counts: Counter[str] = vars(runner).setdefault("sm120_steps", Counter())
+            mode: str = batch.forward_mode.name
+            known = batch.sm120_due = self.every > 0 and counts[mode] % self.every == 0
+            counts[mode] += 1
         return known
 
     def step(self, runner: Any, batch: Any, forward: Callable[[], Any]) -> Any:
         """Run one step of the model.
 
         Raises:
-            VerificationError: it was to be checked, and nothing in this process could be so far.
+            VerificationError: it was to be checked, and no rank of the server could check anything so far.
         """
         outer, self._step_due = self._step_due, self.due(runner, batch)
         due = self._step_due
@@ -103,7 +110,6 @@ class Watcher:
             result = forward()
         finally:
             self._step_due = outer
-        runner.sm120_steps = getattr(runner, "sm120_steps", 0) + 1
         self.steps += 1
         if due:
             self._end_checked_step(idle=batch.forward_mode.is_idle())
@@ -113,18 +119,37 @@ class Watcher:
 
     def _end_checked_step(self, *, idle: bool) -> None:
         self._checked_steps += 1
-        if self.coverage.checked == 0 and not idle:
-            raise VerificationError(
-                f"{env.VERIFY}={self.every} checked nothing: {self.coverage.text}. This model has no dense NVFP4 layer "
-                f"that can be checked here; unset {env.VERIFY}."
-            )
+        if not self._proven:
+            self._require_coverage(idle=idle)
         if self._checked_steps & (self._checked_steps - 1) == 0:
-            level = logging.INFO if _rank() == 0 else logging.DEBUG
-            logger.log(level, "%s: %s.", env.VERIFY, self.coverage.text)
+            stage, speaks = ranks.stage()
+            none = "" if self.coverage.checked else "; a stage may have no layer to check if another one has"
+            level = logging.INFO if speaks else logging.DEBUG
+            logger.log(level, "%s%s: %s%s.", env.VERIFY, stage, self.coverage.text, none)
+
+    def _require_coverage(self, *, idle: bool) -> None:
+        """End the server if no rank has checked anything: a check of nothing would look like a success.
+
+        One rank may well have nothing to check, as a pipeline stage without a dense NVFP4 layer. Nobody waits here,
+        because a later stage gets its input only after this step: the last rank that comes by sees all others.
+        """
+        told = ranks.tell("coverage", [self.coverage.checked, idle, self.coverage.text])
+        self._proven = self.coverage.checked > 0
+        somebody_checked = any(checked for checked, _, _ in told.values())
+        if somebody_checked or len(told) < ranks.world_size() or all(idle for _, idle, _ in told.values()):
+            return
+        by_text: dict[str, list[int]] = {}
+        for rank, (_, _, text) in sorted(told.items()):
+            by_text.setdefault(text, []).append(rank)
+        listing = "; ".join(f"{ranks.spell(where)}: {text}" for text, where in by_text.items())
+        raise VerificationError(
+            f"{env.VERIFY}={self.every} checked nothing on any rank of the server ({listing}). No rank has a dense "
+            f"NVFP4 layer that can be checked here; unset {env.VERIFY}."
+        )
 
     def _write_report(self) -> None:
         path = env.report_path()
-        if path is None or _rank() != 0:
+        if path is None or not ranks.is_first():
             return
         if self.steps == WARM_UP_STEPS:
             logger.info(
@@ -188,9 +213,10 @@ class Watcher:
 
     def _end(self, call: LayerCall, *, captured: bool) -> None:
         if self.every:
-            self.coverage.see(call.name, call.m)
+            in_step = self._step_due is not None
+            self.coverage.see(call.name, call.m, in_step=in_step)
             if call.judged:
-                self.coverage.check(call.name, call.m)
+                self.coverage.check(call.name, call.m, in_step=in_step)
             elif call.due:
                 self.coverage.skip(f"{call.backend}: {call.why_not}")
         if self.report:
@@ -264,7 +290,3 @@ class Watcher:
 
 def _identity() -> records.Identity:
     return records.identity_of(STATE.facts if STATE.facts is not None else collect_facts())
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -139,7 +139,7 @@ def _capture_mode() -> Callable[[], bool]:
 
 
 def keep_from_graphs(module: ModuleType, patcher: Patcher, *, cls: str, method: str, seam: str) -> None:
-    """Let steps that are checked run without a CUDA graph.
+    """Let steps that are checked run without a CUDA graph, those of a draft model included.
 
     Not under data-parallel attention, where ranks have agreed beforehand about using a graph.
     """

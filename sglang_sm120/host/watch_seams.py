@@ -12,11 +12,13 @@ from sglang_sm120.host.conventions import CONVENTIONS
 from sglang_sm120.host.seams import SEAMS, Check, Seam
 from sglang_sm120.host.source_probe import ModuleSource, argument_names
 
-_EXECUTOR = "sglang.srt.model_executor"
+_EXECUTOR, _SPECULATIVE = "sglang.srt.model_executor", "sglang.srt.speculative"
 #: This release split the runner of CUDA graphs into one for decode and one for prefill, in modules of their own.
 _SPLIT = Version("0.5.14")
 #: This one brought a second runner for prefill.
 _BREAKABLE = Version("0.5.11")
+#: And this one a draft model without a cache of its own.
+_FROZEN = Version("0.5.12")
 
 
 def _method(cls: str, name: str) -> Check:
@@ -42,7 +44,16 @@ def _graphs(kind: str, module: str, cls: str, method: str, since: Version | None
     options = {"cls": cls, "method": method, "seam": name}
     check = _method(cls, method)
     patch = "watch_patches:keep_from_graphs"
-    return Seam(name, f"{_EXECUTOR}.{module}", check, patch, options, since=since, until=until, on_demand=True)
+    return Seam(name, module, check, patch, options, since=since, until=until, on_demand=True)
+
+
+def _draft_graphs(kind: str, module: str, cls: str, since: Version | None = None) -> tuple[Seam, Seam]:
+    """A runner of graphs of a draft model, which answers by itself, under the name before the split and after it."""
+    place = f"{_SPECULATIVE}.{module}"
+    return (
+        _graphs(f"draft, {kind}", place, cls, "can_run_graph", _SPLIT, None),
+        _graphs(f"draft, {kind}, old", place, cls, "can_run", since, _SPLIT),
+    )
 
 
 #: They come after all others and so wrap what those have put in place.
@@ -60,13 +71,37 @@ WATCH_SEAMS: tuple[Seam, ...] = (
         "watch_patches:watch_steps",
         {"seam": "steps"},
     ),
-    _graphs("decode", "runner.decode_cuda_graph_runner", "DecodeCudaGraphRunner", "can_run_graph", _SPLIT, None),
-    _graphs("prefill", "runner.prefill_cuda_graph_runner", "PrefillCudaGraphRunner", "can_run_graph", _SPLIT, None),
-    _graphs("all", "cuda_graph_runner", "CudaGraphRunner", "can_run", None, _SPLIT),
-    _graphs("piecewise", "piecewise_cuda_graph_runner", "PiecewiseCudaGraphRunner", "can_run", None, _SPLIT),
-    _graphs("breakable", "breakable_cuda_graph_runner", "BreakableCudaGraphRunner", "can_run", _BREAKABLE, _SPLIT),
-    _graphs("CPU", "cpu_graph_runner", "CPUGraphRunner", "can_run_graph", _SPLIT, None),
-    _graphs("CPU, old", "cpu_graph_runner", "CPUGraphRunner", "can_run", None, _SPLIT),
+    _graphs(
+        "decode", f"{_EXECUTOR}.runner.decode_cuda_graph_runner", "DecodeCudaGraphRunner", "can_run_graph", _SPLIT, None
+    ),
+    _graphs(
+        "prefill",
+        f"{_EXECUTOR}.runner.prefill_cuda_graph_runner",
+        "PrefillCudaGraphRunner",
+        "can_run_graph",
+        _SPLIT,
+        None,
+    ),
+    _graphs("all", f"{_EXECUTOR}.cuda_graph_runner", "CudaGraphRunner", "can_run", None, _SPLIT),
+    _graphs(
+        "piecewise", f"{_EXECUTOR}.piecewise_cuda_graph_runner", "PiecewiseCudaGraphRunner", "can_run", None, _SPLIT
+    ),
+    _graphs(
+        "breakable",
+        f"{_EXECUTOR}.breakable_cuda_graph_runner",
+        "BreakableCudaGraphRunner",
+        "can_run",
+        _BREAKABLE,
+        _SPLIT,
+    ),
+    _graphs("CPU", f"{_EXECUTOR}.cpu_graph_runner", "CPUGraphRunner", "can_run_graph", _SPLIT, None),
+    _graphs("CPU, old", f"{_EXECUTOR}.cpu_graph_runner", "CPUGraphRunner", "can_run", None, _SPLIT),
+    *_draft_graphs("decode", "eagle_draft_cuda_graph_runner", "EAGLEDraftCudaGraphRunner"),
+    *_draft_graphs("extend", "eagle_draft_extend_cuda_graph_runner", "EAGLEDraftExtendCudaGraphRunner"),
+    *_draft_graphs(
+        "layers", "multi_layer_eagle_draft_extend_cuda_graph_runner", "MultiLayerEagleDraftExtendCudaGraphRunner"
+    ),
+    *_draft_graphs("frozen", "frozen_kv_mtp_cuda_graph_runner", "FrozenKVMTPCudaGraphRunner", since=_FROZEN),
 )
 
 

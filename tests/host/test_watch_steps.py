@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 
 from sglang_sm120 import env
 from sglang_sm120.errors import VerificationError
@@ -38,8 +42,8 @@ def watcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
 # --- steps and graphs ------------------------------------------------------------------------------------------------
 
 
-def batch(*, idle: bool = False, data_parallel: bool = False) -> Any:
-    mode = SimpleNamespace(is_idle=lambda: idle)
+def batch(mode_name: str = "DECODE", *, idle: bool = False, data_parallel: bool = False) -> Any:
+    mode = SimpleNamespace(name=mode_name, is_idle=lambda: idle)
     return SimpleNamespace(forward_mode=mode, global_num_tokens_cpu=[1] if data_parallel else None)
 
 
@@ -58,6 +62,16 @@ def test_every_nth_step_is_checked_and_each_runner_counts_for_itself(
         assert checked == [True, True, False, False, True, True]
 
 
+def test_steps_that_alternate_are_counted_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model extends its cache in every step in between, and all its steps of a round share one batch."""
+    with watching(monkeypatch, every=2) as watcher:
+        runner, due = SimpleNamespace(), []
+        for mode in ["DECODE", "DRAFT_EXTEND"] * 4:
+            made = batch(mode)
+            due.append([watcher.due(runner, made) for _ in range(3)][-1])
+        assert due == [True, True, False, False, True, True, False, False]
+
+
 def test_runs_in_front_of_the_capture_of_a_draft_model_are_checked_and_are_no_steps(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +83,8 @@ def test_runs_in_front_of_the_capture_of_a_draft_model_are_checked_and_are_no_st
         case, patcher = make_case("modelopt", 64, [32], fresh_generator()), Patcher()
 
         class ModelRunner:
-            sm120_steps = 1  # the next one to be checked is far away
+            def __init__(self) -> None:
+                self.sm120_steps = Counter(DECODE=1)  # the next one to be checked is far away
 
             def forward(self, forward_batch: Any) -> None:
                 case.run(torch.ones(3, 64, dtype=torch.bfloat16))
@@ -86,7 +101,8 @@ def test_runs_in_front_of_the_capture_of_a_draft_model_are_checked_and_are_no_st
 
 def test_a_step_in_which_nothing_can_be_checked_ends_the_start(watcher: Watcher) -> None:
     watcher.step(SimpleNamespace(), batch(idle=True), lambda: None)
-    with pytest.raises(VerificationError, match=f"{env.VERIFY}=1 checked nothing: 0 of 0 pairs"):
+    nothing = rf"{env.VERIFY}=1 checked nothing on any rank of the server \(rank 0: 0 of 0 pairs"
+    with pytest.raises(VerificationError, match=nothing):
         watcher.step(SimpleNamespace(), batch(), lambda: None)
 
 
@@ -98,7 +114,7 @@ def test_coverage_is_printed(serving: Serving, watcher: Watcher, caplog: pytest.
     with caplog.at_level(logging.INFO, "sglang"), caplog.at_level(logging.INFO, "sglang_sm120"):
         for m in (3, 3, 4, 5):
             watcher.step(runner, batch(), lambda m=m: case.run(torch.ones(m, 64, dtype=torch.bfloat16)))  # type: ignore[misc]
-    lines = [record.getMessage() for record in caplog.records]
+    lines = [record.getMessage() for record in caplog.records if record.name == "sglang_sm120"]
     assert lines[0] == f"{env.VERIFY}: 1 of 1 pairs of layer and M checked (1 layers, 1 calls)."
     assert lines[-1] == f"{env.VERIFY}: 3 of 3 pairs of layer and M checked (1 layers, 4 calls)."
     assert len(lines) == 3
@@ -145,6 +161,35 @@ def test_a_checked_step_runs_without_a_graph_and_others_with(monkeypatch: pytest
             assert decode(data_parallel=True) == [True] * 2
         finally:
             patcher.undo()
+
+
+@pytest.mark.parametrize(
+    ("module_name", "cls"),
+    [
+        ("eagle_draft_cuda_graph_runner", "EAGLEDraftCudaGraphRunner"),
+        ("eagle_draft_extend_cuda_graph_runner", "EAGLEDraftExtendCudaGraphRunner"),
+        ("multi_layer_eagle_draft_extend_cuda_graph_runner", "MultiLayerEagleDraftExtendCudaGraphRunner"),
+        ("frozen_kv_mtp_cuda_graph_runner", "FrozenKVMTPCudaGraphRunner"),
+    ],
+)
+def test_a_checked_step_of_a_draft_model_runs_without_its_graph(
+    module_name: str, cls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runners answer by themselves; their own conditions are SGLang's affair and are taken as met."""
+    place = f"sglang.srt.speculative.{module_name}"
+    owner = getattr(importlib.import_module(place), cls)
+    monkeypatch.setattr(owner, "can_run_graph", lambda self, forward_batch: True)
+    with watching(monkeypatch, every=2):
+        patcher = Patcher()
+        release = Version("0.5.23")
+        (seam,) = (s for s in watch_seams.WATCH_SEAMS if s.options.get("cls") == cls and s.exists_in(release))
+        seam.apply(sys.modules[place], patcher)
+        runner = SimpleNamespace(model_runner=SimpleNamespace())
+        try:
+            answers = [owner.can_run_graph(runner, batch()) for _ in range(4)]
+        finally:
+            patcher.undo()
+    assert answers == [False, True, False, True]
 
 
 # --- what served what ------------------------------------------------------------------------------------------------

@@ -156,6 +156,9 @@ def check_watched(evidence: dict[str, Any], version: Version) -> None:
     others = ("decode", "prefill", "CPU") if version < Version("0.5.14") else ("all", "piecewise", "CPU, old")
     absent = {f"graphs ({kind})" for kind in others}
     absent |= set() if Version("0.5.11") <= version < Version("0.5.14") else {"graphs (breakable)"}
+    draft_names = "" if version < Version("0.5.14") else ", old"
+    absent |= {f"graphs (draft, {kind}{draft_names})" for kind in ("decode", "extend", "layers", "frozen")}
+    absent |= {"graphs (draft, frozen, old)"} if version < Version("0.5.12") else set()
     absent |= set() if version >= Version("0.5.20") else {"watch pre-emption"}
     absent |= {f"watch ({c.label})" for c in CONVENTIONS if c.since is not None and version < c.since}
     for facts in evidence.values():

@@ -1,0 +1,151 @@
+"""What ranks tell one another over the store of torch.distributed: here threads, each with a client of a real store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import PrefixStore, TCPStore
+
+from sglang_sm120 import env
+from sglang_sm120.errors import ConfigError, VerificationError
+from sglang_sm120.host import agreement, ranks
+from sglang_sm120.host.patching import Patcher
+from sglang_sm120.host.state import STATE
+from sglang_sm120.host.watch import Watcher
+from tests.host.conftest import Serving
+from tests.host.linear_layers import make_case
+from tests.host.watching import watching
+from tests.support.nvfp4 import fresh_generator
+
+SIZE = 3
+
+
+class Server:
+    """A server of three ranks, of which any may run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._rank = threading.local()
+        self._master = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: SIZE)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: self._rank.number)
+        monkeypatch.setattr(ranks, "_store", lambda: self._rank.store)
+        monkeypatch.setattr(ranks, "stage", lambda: ("", True))
+
+    def on(self, rank: int, call: Callable[[], Any]) -> Any:
+        """Let ``rank`` make a call in this thread."""
+        self._rank.number = rank
+        client = TCPStore("127.0.0.1", self._master.port, is_master=False, wait_for_workers=False)
+        self._rank.store = PrefixStore("sglang_sm120", client)
+        return call()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    return Server(monkeypatch)
+
+
+@pytest.fixture
+def tuned() -> Iterator[Any]:
+    """Puts this process under ``sm120_tuned``; the table is what a test says."""
+    STATE.tuning = SimpleNamespace(table=SimpleNamespace(digest="abc"), facts=SimpleNamespace(device_name="a card"))  # type: ignore[assignment]
+    yield STATE.tuning
+    STATE.tuning = None
+
+
+def test_everybody_hears_everybody_and_nobody_waits_without_need(server: Server) -> None:
+    assert server.on(0, lambda: ranks.tell("x", [0])) == {0: [0]}
+    assert server.on(2, lambda: ranks.tell("x", "two")) == {0: [0], 2: "two"}
+    with ThreadPoolExecutor(SIZE) as pool:
+        calls = [
+            pool.submit(server.on, rank, lambda rank=rank: ranks.hear("y", rank, needed_by="a test"))  # type: ignore[misc]
+            for rank in range(SIZE)
+        ]
+        assert [call.result(60) for call in calls] == [[0, 1, 2]] * SIZE
+
+
+def test_a_single_process_asks_nobody() -> None:
+    assert ranks.hear("x", 7, needed_by="a test") == [7]
+
+
+def test_a_rank_without_the_package_is_named(server: Server) -> None:
+    server.on(1, lambda: ranks.tell("settings", {}))
+    with pytest.raises(ConfigError, match=r"a test needs sglang-sm120 .* on every rank .* ranks 0, 2 did not answer"):
+        server.on(1, lambda: ranks.hear("settings", {}, needed_by="a test", seconds=0.1))
+
+
+def test_settings_that_differ_between_nodes_stop_whoever_needs_them(
+    server: Server, tuned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks 1 and 2 stand for another node: without the variable and with another table."""
+    tuned.table.digest = "other"
+    for rank in (1, 2):
+        server.on(rank, lambda: ranks.tell("settings", agreement._settings()))
+    monkeypatch.setenv(env.VERIFY, "8")
+    tuned.table.digest = "abc"
+    with pytest.raises(ConfigError) as refusal:
+        server.on(0, agreement.compare)
+    text = str(refusal.value)
+    assert f"{env.VERIFY}: 8 on rank 0, 0 on ranks 1, 2. Set {env.VERIFY} to the same number on every node" in text
+    assert "tuning table: table abc for a card on rank 0, table other for a card on ranks 1, 2." in text
+    assert "sglang-sm120 tune --output" in text
+
+
+def test_a_server_that_needs_no_agreement_waits_for_nobody(server: Server) -> None:
+    server.on(0, agreement.compare)
+    assert server.on(1, lambda: ranks.tell("settings", {}))[0] == {env.VERIFY: "0", "tuning table": "not used"}
+
+
+def test_they_are_compared_before_a_model_runner_loads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ModelRunner:
+        loaded = False
+
+        def load_model(self) -> None:
+            self.loaded = True
+
+    server.on(1, lambda: ranks.tell("settings", {env.VERIFY: "4", "tuning table": "not used"}))
+    server.on(2, lambda: ranks.tell("settings", {env.VERIFY: "8", "tuning table": "not used"}))
+    monkeypatch.setenv(env.VERIFY, "8")
+    module: Any = SimpleNamespace(ModelRunner=ModelRunner)
+    agreement.wrap_load_model(module, Patcher())
+    runner = ModelRunner()
+    with pytest.raises(ConfigError, match="4 on rank 1"):
+        server.on(0, runner.load_model)
+    assert not runner.loaded
+
+
+def step(watcher: Watcher, run: Callable[[], Any], *, idle: bool = False) -> None:
+    mode = SimpleNamespace(name="EXTEND", is_idle=lambda: idle)
+    watcher.step(SimpleNamespace(), SimpleNamespace(forward_mode=mode), run)
+
+
+def test_a_pipeline_stage_without_a_layer_to_check_does_not_end_the_start(
+    server: Server, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving.decide("torch_reference")
+    with watching(monkeypatch) as watcher:
+        case = make_case("modelopt", 64, [32], fresh_generator())
+        empty = [Watcher(1, report=False) for _ in range(2)]
+        server.on(0, lambda: step(empty[0], lambda: None))  # before the later stages have run
+        server.on(1, lambda: step(watcher, lambda: case.run(torch.ones(2, 64, dtype=torch.bfloat16))))
+        server.on(2, lambda: step(empty[1], lambda: None))
+        server.on(0, lambda: step(empty[0], lambda: None))
+
+
+def test_a_server_in_which_no_stage_checks_anything_ends(server: Server) -> None:
+    for rank in (0, 1):
+        server.on(rank, lambda: step(Watcher(1, report=False), lambda: None))
+    nothing = rf"{env.VERIFY}=1 checked nothing on any rank of the server \(ranks 0, 1, 2: 0 of 0 pairs"
+    with pytest.raises(VerificationError, match=nothing):
+        server.on(2, lambda: step(Watcher(1, report=False), lambda: None))
+
+
+def test_ranks_that_had_no_token_yet_prove_nothing(server: Server) -> None:
+    for rank in range(SIZE):
+        server.on(rank, lambda: step(Watcher(1, report=False), lambda: None, idle=True))
