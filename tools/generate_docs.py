@@ -1,4 +1,4 @@
-"""Write the generated tables in README.md and docs/; ``--check`` only says whether they are stale."""
+"""Write the generated tables in README.md and docs/, and the plots; ``--check`` only says whether they are stale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sglang_sm120.backends.moe_table import MOE_AUTO, MOE_RUNNERS, ROUTES  # noq
 from sglang_sm120.backends.operator_table import OPERATORS, PROVIDERS  # noqa: E402
 from sglang_sm120.backends.record import Backend, Capability, CapabilityRow, Fault, Requirement  # noqa: E402
 from sglang_sm120.dispatch import PRECEDENCE  # noqa: E402
-from tools import prediction_tables, result_tables  # noqa: E402
+from tools import prediction_tables, result_plots, result_tables  # noqa: E402
 
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -218,6 +218,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "prediction_check_5090": prediction_tables.check_5090,
 }
 PAGES = ("README.md", "docs/backends.md", "docs/settings.md", "docs/results.md", "docs/predictions.md")
+PLOTS = "docs/plots"
 
 
 def refreshed(text: str) -> str:
@@ -225,22 +226,31 @@ def refreshed(text: str) -> str:
     return _BLOCK.sub(lambda block: f"{block[1]}{BLOCKS[block['name']]()}{block[3]}", text)
 
 
+def contents() -> dict[Path, str]:
+    """Every generated file as it should be."""
+    pages = {ROOT / page: refreshed((ROOT / page).read_text(encoding="utf-8")) for page in PAGES}
+    return pages | {ROOT / PLOTS / name: text for name, text in result_plots.plots().items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the pages, or with ``--check`` return 1 if one is stale."""
+    """Write pages and plots, or with ``--check`` return 1 if one is stale, or a plot is left over."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is stale")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a file is stale")
     check = parser.parse_args(arguments).check
-    stale = []
-    for page in map(ROOT.joinpath, PAGES):
-        old = page.read_text(encoding="utf-8")
-        new = refreshed(old)
-        if new != old:
-            stale.append(page.relative_to(ROOT))
-            if not check:
-                page.write_text(new, encoding="utf-8")
-    for path in stale:
-        print(f"{path} is stale: run python tools/generate_docs.py" if check else f"{path} written")
-    return 1 if check and stale else 0
+    wanted = contents()
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    left_over = [path for path in sorted((ROOT / PLOTS).glob("*")) if path not in wanted]
+    if not check:
+        (ROOT / PLOTS).mkdir(exist_ok=True)
+        for path in stale:
+            path.write_text(wanted[path], encoding="utf-8")
+        for path in left_over:
+            path.unlink()
+    for path in (*stale, *left_over):
+        name = path.relative_to(ROOT)
+        done = "removed" if path in left_over else "written"
+        print(f"{name} is stale: run python tools/generate_docs.py" if check else f"{name} {done}")
+    return 1 if check and (stale or left_over) else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools import result_files
+from tools import result_files, result_plots
 
 NOTHING = "*No file yet.*\n"
 BENCHMARKS = result_files.ROOT / "benchmarks"
@@ -81,6 +81,7 @@ def serving(folder: Path = result_files.FOLDER) -> str:
             f"**{model['name']}, {model['layers']} layers, {machine(record)}**; {load['input_tokens']} tokens in, "
             f"{load['output_tokens']} out, {load['repeats']} repeats; commit {commit(record)}, {record['date']}\n\n"
         )
+        parts.append(f"![Output tokens per second over requests in flight](plots/{result_plots.name_of(record)})\n\n")
         parts.append(_serving_rows(record["rows"]) + "\n")
         for name, found in record["contenders"].items():
             if "error" in found:

@@ -31,20 +31,20 @@ class Settings:
     Attributes:
         max_requests: largest concurrency; CUDA graphs of decode are captured up to it.
         max_tokens: tokens that the KV cache holds.
-        memory: ``--mem-fraction-static``; servers are resident together.
         extra: further options.
     """
 
     max_requests: int = 64
     max_tokens: int = 65536
-    memory: float = 0.4
     extra: tuple[str, ...] = ()
 
     def options(self) -> list[str]:
         # FlashInfer's attention and sampling need packages that a test machine may lack, and are not what is measured.
+        # The cache's size is given. SGLang takes whatever servers that start beside this one allocate for its own and
+        # refuses to start if that exceeds the share, which is large therefore.
         return [
             *("--attention-backend", "triton", "--sampling-backend", "pytorch"),
-            *("--max-total-tokens", str(self.max_tokens), "--mem-fraction-static", str(self.memory)),
+            *("--max-total-tokens", str(self.max_tokens), "--mem-fraction-static", "0.9"),
             *("--max-running-requests", str(self.max_requests), "--cuda-graph-max-bs-decode", str(self.max_requests)),
             *("--stream-interval", str(STREAM_INTERVAL), "--disable-radix-cache"),
             *self.extra,

@@ -6,58 +6,105 @@ share the card: a start is a minute of waiting, and one by one they would take l
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from benchmarks.serve import checkpoints, contenders
+from benchmarks.serve import checkpoints, contenders, tuning
 from cpu_host.server import Server
 from sglang_sm120 import env
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.moe_table import MOE_RUNNERS
+from tests.e2e_gpu.answers import VOCAB
+from tests.e2e_gpu.load import Load, put
 
-#: What is served: the value, and which model. The table says which of our values there are.
-SERVED = [(value, "dense") for value in ("sm120", "sm120_tuned") if value in BACKENDS]
+#: A value, and which kind of model it serves.
+Served = tuple[str, str]
+#: What is served. The table says which of our values there are.
+SERVED: list[Served] = [(value, "dense") for value in ("sm120", "sm120_tuned") if value in BACKENDS]
 if "sm120" in MOE_RUNNERS:
     SERVED.append(("sm120", "moe"))
 #: Enough for every kind of layer; the benchmark, not this, needs a model of real depth.
 LAYERS = {"dense": 6, "moe": 4}
 #: The fixtures that are servers, with their environment variables.
 ROLES: dict[str, dict[str, str]] = {"server": {}, "second_server": {}, "checked_server": {env.VERIFY: "1"}}
+#: The value whose tuning table is made here, and the only one that the table can choose.
+TUNED, CHOSEN = "sm120_tuned", "sm120"
 START_TIMEOUT = 400.0
+#: What each server did under a number of requests in flight.
+Loads = Callable[[int], dict[Served, Load]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The tuning table that servers are given.
+
+    Attributes:
+        path: where it lies.
+        model: the checkpoint whose shapes it holds.
+        value: the only backend that was measured.
+        written: its bytes before any server read it.
+    """
+
+    path: Path
+    model: Path
+    value: str
+    written: bytes
 
 
 @pytest.fixture(scope="session", params=SERVED, ids="-".join)
-def served(request: pytest.FixtureRequest) -> tuple[str, str]:
+def served(request: pytest.FixtureRequest) -> Served:
     """The value and the kind of model."""
-    chosen: tuple[str, str] = request.param
+    chosen: Served = request.param
     return chosen
 
 
 @pytest.fixture(scope="session")
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[contenders.Fleet]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Checkpoints by kind, each made when it is first asked for."""
+
+    @cache
+    def make(kind: str) -> Path:
+        geometry = checkpoints.GEOMETRIES[kind].with_layers(LAYERS[kind])
+        return checkpoints.make(tmp_path_factory.mktemp(kind), geometry)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tuning_table(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """A table for the dense model, made while no server is there to disturb the times."""
+    path = tmp_path_factory.mktemp("tuning") / "table.json"
+    tuning.probe(CHOSEN)
+    tuning.tune(models("dense"), path, CHOSEN)
+    return Table(path, models("dense"), CHOSEN, path.read_bytes())
+
+
+@pytest.fixture(scope="session")
+def fleet(
+    request: pytest.FixtureRequest, models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[contenders.Fleet]:
     """Every server that a selected test asks for; each must end without a trace."""
-    wanted = {
-        (role, *item.callspec.params["served"])
-        for item in request.session.items
-        if "served" in getattr(getattr(item, "callspec", None), "params", {})
-        for role in ROLES
-        if role in getattr(item, "fixturenames", ())
-    }
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in {kind for _, _, kind in wanted}}
-    for kind, folder in folders.items():
-        checkpoints.make(folder, checkpoints.GEOMETRIES[kind].with_layers(LAYERS[kind]))
-    launches = {}
-    for role, value, kind in sorted(wanted):
-        name = f"{role} {value} {kind}"
+    launches, problems = {}, {}
+    for role, value, kind in sorted(wanted(request.session.items)):
+        settings = contenders.Settings(max_tokens=32768)
+        name = " ".join((role, value, kind))
         workdir = tmp_path_factory.mktemp(name.replace(" ", "-"))
-        settings = contenders.Settings(max_tokens=32768, memory=0.3)
-        launches[name] = contenders.launch(value, folders[kind], workdir, settings, moe=kind == "moe")
-        launches[name].environ.update(ROLES[role])
+        launch = contenders.launch(value, models(kind), workdir, settings, moe=kind == "moe")
+        launch.environ.update(ROLES[role])
+        try:
+            if value == TUNED:
+                launch.environ[env.TUNING_TABLE] = str(request.getfixturevalue("tuning_table").path)
+        except RuntimeError as error:
+            problems[name] = str(error)
+        else:
+            launches[name] = launch
     with contenders.Fleet(launches, START_TIMEOUT) as running:
+        running.problems.update(problems)
         yield running
         leftover = {name: server.stop() for name, server in running.servers.items()}
     assert not any(leftover.values()), leftover
@@ -65,7 +112,21 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     assert not any(crashes.values()), crashes
 
 
-def _find(fleet: contenders.Fleet, role: str, served: tuple[str, str]) -> Server:
+def wanted(items: list[pytest.Item]) -> set[tuple[str, str, str]]:
+    """Role, value and kind of model of every server that tests ask for."""
+    found = set()
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        names = getattr(item, "fixturenames", ())
+        if "served" in parameters:
+            value, kind = parameters["served"]
+            found |= {(role, value, kind) for role in ROLES if role in names}
+            if "untuned_server" in names:
+                found.add(("server", CHOSEN, kind))
+    return found
+
+
+def _find(fleet: contenders.Fleet, role: str, served: Served) -> Server:
     name = " ".join((role, *served))
     if name in fleet.problems:
         pytest.fail(f"{name} did not start:\n{contenders.last_lines(fleet.problems[name], 40)}", pytrace=False)
@@ -73,24 +134,43 @@ def _find(fleet: contenders.Fleet, role: str, served: tuple[str, str]) -> Server
 
 
 @pytest.fixture
-def server(fleet: contenders.Fleet, served: tuple[str, str]) -> Server:
+def server(fleet: contenders.Fleet, served: Served) -> Server:
     """The server of a value."""
     return _find(fleet, "server", served)
 
 
 @pytest.fixture
-def second_server(fleet: contenders.Fleet, served: tuple[str, str]) -> Server:
+def second_server(fleet: contenders.Fleet, served: Served) -> Server:
     """Another one that was started in the same way."""
     return _find(fleet, "second_server", served)
 
 
 @pytest.fixture
-def checked_server(fleet: contenders.Fleet, served: tuple[str, str]) -> Server:
+def checked_server(fleet: contenders.Fleet, served: Served) -> Server:
     """One that compares every dense FP4 layer with the oracle."""
     return _find(fleet, "checked_server", served)
 
 
-def table_digest() -> str:
-    """The hash of the tuning table that servers are told to read, empty if none is named."""
-    path = os.environ.get(env.TUNING_TABLE)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+@pytest.fixture
+def untuned_server(fleet: contenders.Fleet, served: Served) -> Server:
+    """The same model served by the value that the tuning table chooses."""
+    return _find(fleet, "server", (CHOSEN, served[1]))
+
+
+@pytest.fixture(scope="session")
+def loads(fleet: contenders.Fleet, request: pytest.FixtureRequest) -> Loads:
+    """Loads every server at the same time, once for each concurrency: the card is busy with all of them."""
+    seconds = request.config.getoption("--e2e-seconds")
+    urls = {}
+    for name, running in fleet.servers.items():
+        role, value, kind = name.split()
+        if role == "server":
+            urls[value, kind] = running.url
+
+    @cache
+    def under(concurrency: int) -> dict[Served, Load]:
+        with ThreadPoolExecutor(len(urls)) as pool:
+            running = {served: pool.submit(put, url, concurrency, seconds, VOCAB) for served, url in urls.items()}
+        return {served: future.result() for served, future in running.items()}
+
+    return under
