@@ -159,11 +159,14 @@ def agree_on(table: TuningTable | None, facts: HostFacts, retired: dict[str, str
 def start(facts: HostFacts, device: torch.device, *, allow_unsafe: bool) -> Tuning:
     """Find the table, load the code of ours that it names, and check it.
 
+    Plans of an earlier decision of this process, which may have had another table, are dropped.
+
     Raises:
         ConfigError: the table that a variable names cannot be used.
         UnsupportedError: the backend for layers without an entry cannot be loaded.
         SelfTestError: code of ours is wrong on this device.
     """
+    backend.forget_plans()
     found, problem = table.find(facts)
     tuning = Tuning(facts, found, problem, untuned(facts, allow_unsafe=allow_unsafe))
     for value in sorted(found.backends if found is not None else ()):

@@ -57,7 +57,7 @@ def add_plan(key: Key, plan: Plan) -> None:
 
 
 def forget_plans() -> None:
-    """Drop every plan; for a process that makes its decision anew."""
+    """Drop every plan: this process makes its decision anew."""
     _PLANS.clear()
 
 

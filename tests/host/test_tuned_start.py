@@ -74,6 +74,13 @@ def test_a_named_table_of_another_card_stops_the_start(
         start("sm120_tuned", (12, 1))
 
 
+def test_a_second_decision_of_a_process_forgets_the_plans_of_the_first(start: Start) -> None:
+    key = (64, 128, torch.bfloat16, True)
+    backend.add_plan(key, backend.make_plan({1: "torch_reference"}, None))
+    start("sm120_tuned", RTX)
+    assert backend.plan_of(key) is None
+
+
 def test_layers_without_an_entry_are_autotuned_and_multiplied_as_under_auto(start: Start) -> None:
     """SGLang runs FlashInfer's autotuner for them, and its call of FlashInfer gets the name that auto has."""
     table.save(identity_of(facts(RTX)), [entry("flashinfer_b12x")], COMMAND)
