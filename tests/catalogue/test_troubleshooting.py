@@ -46,10 +46,3 @@ def test_a_quoted_message_is_said_by_the_package(quoted: str) -> None:
     parts = [part.strip() for part in re.split(rf"{FILLED}|%\w", quoted)]
     missing = [part for part in parts if part and part.rstrip(".:") not in SAID]
     assert not missing, f"{quoted!r} is no message of this package"
-
-
-def test_links_lead_to_headings() -> None:
-    for target, anchor in re.findall(r"\]\((\w+\.md)#([\w-]+)\)", PAGE):
-        headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / target).read_text(encoding="utf-8"), re.MULTILINE)
-        slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        assert anchor in slugs, f"{target}#{anchor}"
