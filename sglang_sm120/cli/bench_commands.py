@@ -18,6 +18,11 @@ Model = Annotated[
     ),
 ]
 Shapes = Annotated[list[str] | None, typer.Option("--shape", help="NxK instead of a model; may be repeated.")]
+Experts = Annotated[
+    list[str] | None,
+    typer.Option("--experts", help="Experts x top_k x H x I instead of a model, 256x8x2048x512 say; may be repeated."),
+]
+Ep = Annotated[int, typer.Option(min=1, max=MOST_RANKS, help="Groups of ranks that share out whole experts.")]
 Tp = Annotated[int, typer.Option(min=1, max=MOST_RANKS, help="Tensor-parallel ranks that share the model.")]
 Rows = Annotated[str, typer.Option(help="Values of M such as 1,16,128. Without it: decode, verification and prefill.")]
 Backends = Annotated[
@@ -32,7 +37,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON without names, pa
 def bench(
     model: Model = None,
     shape: Shapes = None,
+    experts: Experts = None,
     tp: Tp = 1,
+    ep: Ep = 1,
     rows: Rows = "",
     backend: Backends = None,
     dtype: Dtype = "bfloat16",
@@ -41,7 +48,9 @@ def bench(
     again: Again = False,
     as_json: Json = False,
 ) -> None:
-    """Time every backend that passed its probe on the shapes of a model: quantizing and multiplying, as a server does.
+    """Time every backend that passed its probe on the layers of a model: quantizing and multiplying, as a server does.
+
+    Dense NVFP4 layers are timed with values of --fp4-gemm-backend, routed experts with those of --moe-runner-backend.
 
     Each result is kept for this card and these versions, so that a run which was interrupted goes on where it ended.
     Exits with 1 if a CUDA error or Ctrl-C ended it early.
@@ -52,7 +61,18 @@ def bench(
 
     if plot is not None:
         plotting.check_path(plot)
-    wish = room.Wish(model, tuple(shape or ()), tp, rows, tuple(backend or ()), dtype, compile_budget)
+    wish = room.Wish(
+        model,
+        tuple(shape or ()),
+        tp,
+        rows,
+        tuple(backend or ()),
+        dtype,
+        compile_budget,
+        False,
+        tuple(experts or ()),
+        ep,
+    )
     session = room.measure(wish, again=again, quiet=as_json)
     data = bench_report.report(session)
     if as_json:
@@ -68,7 +88,9 @@ def bench(
 def tune(
     model: Model = None,
     shape: Shapes = None,
+    experts: Experts = None,
     tp: Tp = 1,
+    ep: Ep = 1,
     rows: Rows = "",
     backend: Backends = None,
     dtype: Dtype = "bfloat16",
@@ -79,7 +101,9 @@ def tune(
     again: Again = False,
     as_json: Json = False,
 ) -> None:
-    """Measure as bench does and write the tuning table that servers with --fp4-gemm-backend sm120_tuned read.
+    """Measure as bench does and write the tuning table that servers read.
+
+    They read it under --fp4-gemm-backend sm120_tuned, and under --moe-runner-backend sm120_tuned for experts.
 
     What bench or an interrupted run has measured on this card and these versions counts. Exits with 1 if a CUDA error
     or Ctrl-C ended it early; the shapes that were measured in full are in the table then.
@@ -87,7 +111,18 @@ def tune(
     from sglang_sm120.cli import tune as room
     from sglang_sm120.cli.bench import Wish
 
-    wish = Wish(model, tuple(shape or ()), tp, rows, tuple(backend or ()), dtype, compile_budget)
+    wish = Wish(
+        model,
+        tuple(shape or ()),
+        tp,
+        rows,
+        tuple(backend or ()),
+        dtype,
+        compile_budget,
+        False,
+        tuple(experts or ()),
+        ep,
+    )
     tuned = room.tune(wish, output, again=again, quiet=as_json)
     data = room.report(tuned)
     if as_json:

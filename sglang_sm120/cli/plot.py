@@ -45,7 +45,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """
     figure_module = _matplotlib()
     measured = [case for case in report["cases"] if case["timings"]]
-    shapes = list(dict.fromkeys((case["n"], case["k"]) for case in measured))
+    shapes = list(dict.fromkeys(case["label"] for case in measured))
     if not shapes:
         raise ConfigError(bad_value("--plot", str(path), "nothing was measured that could be drawn"))
     columns = 1 if len(shapes) == 1 else 2 if len(shapes) in (2, 4) else 3
@@ -54,10 +54,10 @@ def draw(report: dict[str, Any], path: Path) -> None:
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     values = list(dict.fromkeys(value for case in measured for value in case["timings"]))
     styles = {value: _STYLES[index % len(_STYLES)] for index, value in enumerate(values)}
-    for index, (panel, (n, k)) in enumerate(zip(panels, shapes, strict=False)):
+    for index, (panel, label) in enumerate(zip(panels, shapes, strict=False)):
         if index % columns == 0:
             panel.set_ylabel("µs per layer (median, quartiles)")
-        _panel(panel, [case for case in measured if (case["n"], case["k"]) == (n, k)], styles)
+        _panel(panel, [case for case in measured if case["label"] == label], styles)
     for panel in panels[len(shapes) :]:
         panel.set_axis_off()
     handles = {text: h for p in panels for h, text in zip(*p.get_legend_handles_labels(), strict=True)}
@@ -96,13 +96,13 @@ def _panel(panel: Any, cases: list[dict[str, Any]], styles: dict[str, tuple[str,
 
 def _label(case: dict[str, Any]) -> str:
     layers = ", ".join(case["layers"])
-    return f"N={case['n']} K={case['k']}" + (f"\n{layers}" if layers else "")
+    return str(case["label"]) + (f"\n{layers}" if layers else "")
 
 
 def _title(report: dict[str, Any]) -> str:
     versions = report["versions"]
     shown = [f"{name} {versions[name]}" for name in ("flashinfer", "torch", "driver") if name in versions]
-    return ", ".join([f"NVFP4 linear layers on {report['device']['name']}", *shown])
+    return ", ".join([f"NVFP4 layers on {report['device']['name']}", *shown])
 
 
 def _matplotlib() -> Any:

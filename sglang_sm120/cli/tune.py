@@ -18,7 +18,8 @@ from sglang_sm120.redact import redacted
 from sglang_sm120.tuning import table
 from sglang_sm120.tuning.cases import Shape
 from sglang_sm120.tuning.choice import choose
-from sglang_sm120.tuning.results import Entry
+from sglang_sm120.tuning.expert_cases import ExpertShape
+from sglang_sm120.tuning.results import Entry, ExpertEntry
 from sglang_sm120.tuning.table import TuningTable
 
 SCHEMA = 1
@@ -40,7 +41,7 @@ class Tuned:
     dtype: str
     table: TuningTable | None
     written: tuple[Path, ...]
-    unfinished: tuple[Shape, ...]
+    unfinished: tuple[Shape | ExpertShape, ...]
 
 
 def tune(wish: Wish, output: Path | None, *, again: bool, quiet: bool) -> Tuned:
@@ -57,13 +58,14 @@ def tune(wish: Wish, output: Path | None, *, again: bool, quiet: bool) -> Tuned:
     identity = identity_of(collect_facts())
     table.require_place(identity, output)
     session = bench.measure(replace(wish, spares_oracle=not wish.backends), again=again, quiet=quiet)
-    measured = {(r.shape.n, r.shape.k, r.m): r.entry for r in session.results}
-    entries: list[Entry] = []
+    measured = {(r.shape.key, r.m): r.entry for r in session.results}
+    entries: list[Entry | ExpertEntry] = []
     unfinished = []
     for shape in session.shapes:
-        keys = [(shape.n, shape.k, m) for m in session.rows]
+        keys = [(shape.key, m) for m in session.rows]
+        values = session.runners if isinstance(shape, ExpertShape) else session.values
         if all(key in measured for key in keys):
-            entries += [among for key in keys if (among := _among(measured[key], session.values)) is not None]
+            entries += [among for key in keys if (among := _among(measured[key], values)) is not None]
         else:
             unfinished.append(shape)
     if not entries:
@@ -74,7 +76,7 @@ def tune(wish: Wish, output: Path | None, *, again: bool, quiet: bool) -> Tuned:
     return Tuned(session, wish.dtype, made, written, tuple(unfinished))
 
 
-def _among(entry: Entry | None, values: list[str]) -> Entry | None:
+def _among(entry: Entry | ExpertEntry | None, values: list[str]) -> Entry | ExpertEntry | None:
     """Drop the times of backends that are not asked for now, of which earlier runs may have had some."""
     timings = {value: timing for value, timing in entry.timings.items() if value in values} if entry else {}
     return replace(entry, backend=choose(timings), timings=timings) if entry and timings else None
@@ -86,24 +88,32 @@ def report(tuned: Tuned) -> dict[str, Any]:
         "schema": SCHEMA,
         "bench": bench_report.report(tuned.session),
         "shapes": [shape for shape in map(partial(_shape, tuned), tuned.session.shapes) if shape["choices"]],
-        "unfinished": [{"n": shape.n, "k": shape.k} for shape in tuned.unfinished],
+        "unfinished": [{**_sizes(shape), "label": shape.label} for shape in tuned.unfinished],
         "written": [str(path) for path in tuned.written],
         "digest": tuned.table.digest if tuned.table is not None else None,
     }
 
 
-def _shape(tuned: Tuned, shape: Shape) -> dict[str, Any]:
+def _sizes(shape: Shape | ExpertShape) -> dict[str, Any]:
+    return {name: value for name, value in vars(shape).items() if name != "layers"}
+
+
+def _shape(tuned: Tuned, shape: Shape | ExpertShape) -> dict[str, Any]:
     choices = {}
     if tuned.table is not None and shape not in tuned.unfinished:
-        choices = tuned.table.choices(shape.n, shape.k, tuned.dtype, table.CANDIDATES)
+        if isinstance(shape, ExpertShape):
+            choices = tuned.table.runners_by_rows(shape.key, tuned.dtype, table.RUNNERS)
+        else:
+            choices = tuned.table.choices(shape.n, shape.k, tuned.dtype, table.CANDIDATES)
     return {
-        "n": shape.n,
-        "k": shape.k,
+        **_sizes(shape),
+        "label": shape.label,
         "layers": list(shape.layers),
         "dtype": tuned.dtype,
         "choices": {str(m): value for m, value in choices.items()},
         "batch_invariant": len(set(choices.values())) == 1,
         "summary": table.spans(choices) if choices else "",
+        "flag": "--moe-runner-backend" if isinstance(shape, ExpertShape) else "--fp4-gemm-backend",
     }
 
 
@@ -113,10 +123,11 @@ def render(data: dict[str, Any], console: Console | None = None) -> None:
     bench_report.render(data["bench"], console)
     for shape in data["shapes"]:
         layers = f" ({', '.join(shape['layers'])})" if shape["layers"] else ""
-        console.print(escape(f"N={shape['n']} K={shape['k']}{layers}: {shape['summary']}"), soft_wrap=True)
+        console.print(escape(f"{shape['label']}{layers}: {shape['summary']}"), soft_wrap=True)
     for shape in data["unfinished"]:
-        console.print(f"[yellow]N={shape['n']} K={shape['k']}: not measured in full, left out of the table[/]")
+        console.print(f"[yellow]{shape['label']}: not measured in full, left out of the table[/]")
     for path in data["written"]:
         console.print(escape(f"tuning table {data['digest']}: {path}"), soft_wrap=True)
-    if data["written"]:
-        console.print("Start the server with --fp4-gemm-backend sm120_tuned")
+    flags = dict.fromkeys(f"{shape['flag']} sm120_tuned" for shape in data["shapes"])
+    if flags:
+        console.print(f"Start the server with {' '.join(flags)}", soft_wrap=True)

@@ -72,7 +72,7 @@ def of_subject(subject: str) -> Operations:
     return Operations(
         quantize=_flashinfer_quantize(),
         gemm=_flashinfer_gemm(record.flashinfer_name),
-        warm_up=nullcontext if record.flashinfer_name in _NOT_AUTOTUNED else _autotune,
+        warm_up=nullcontext if record.flashinfer_name in _NOT_AUTOTUNED else autotune,
     )
 
 
@@ -110,6 +110,7 @@ def _flashinfer_gemm(name: str) -> Gemm:
     return gemm
 
 
-def _autotune() -> AbstractContextManager[object]:
+def autotune() -> AbstractContextManager[object]:
+    """Return FlashInfer's autotuner as a context; it tunes what is called inside."""
     context: AbstractContextManager[object] = importlib.import_module("flashinfer.autotuner").autotune(True)
     return context

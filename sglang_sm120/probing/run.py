@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from sglang_sm120.backends import BACKENDS, verdict
+from sglang_sm120.backends.moe_table import CALLABLE_RUNNERS
 from sglang_sm120.backends.record import QUANTIZER, HostFacts
 from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.probing import children
@@ -15,7 +16,10 @@ from sglang_sm120.probing.record import FAILED, Outcome
 
 #: What a child can call; SGLang's own kernels live in a server only.
 PROBEABLE = tuple(b.value for b in BACKENDS.values() if b.can_be_added and not b.per_call)
-WHAT_CAN_BE_PROBED = f"name one of {', '.join(PROBEABLE)}; SGLang's own kernels can be called by a server only"
+WHAT_CAN_BE_PROBED = (
+    f"name one of {', '.join(dict.fromkeys((*PROBEABLE, *CALLABLE_RUNNERS)))}; SGLang's own kernels can be called by a "
+    "server only"
+)
 
 
 def subjects(wanted: Sequence[str]) -> list[str]:

@@ -27,16 +27,25 @@ class Shape:
     k: int
     layers: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.n, self.k
+
+    @property
+    def label(self) -> str:
+        """For messages and tables."""
+        return f"N={self.n} K={self.k}"
+
 
 def shapes_of_model(model: str, tp: int) -> list[Shape]:
-    """Return the distinct shapes of the dense NVFP4 layers of a model on one of ``tp`` ranks.
+    """Return the distinct shapes of the dense NVFP4 layers of a model on one of ``tp`` ranks; empty if it has none.
 
     Args:
         model: a folder, a ``config.json``, a hub id in the local cache, or a preset.
         tp: tensor-parallel ranks.
 
     Raises:
-        ConfigError: the model is not known, cannot be divided, or has no dense NVFP4 layer.
+        ConfigError: the model is not known or cannot be divided.
     """
     source = load_source(model)
     read, quantization, setup = read_model(source), read_quantization(source.quantization), Setup(tp=tp)
@@ -46,10 +55,6 @@ def shapes_of_model(model: str, tp: int) -> list[Shape]:
             names = found.setdefault((padded(use.n), padded(use.k)), [])
             if use.gemm.name not in names:
                 names.append(use.gemm.name)
-    if not found:
-        raise ConfigError(
-            bad_value("MODEL", model, "it has no dense NVFP4 layer, so no dense backend has anything to serve there")
-        )
     return [Shape(n, k, tuple(names)) for (n, k), names in found.items()]
 
 

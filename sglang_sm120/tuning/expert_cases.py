@@ -75,8 +75,6 @@ def experts_of_model(model: str, tp: int, ep: int) -> list[ExpertShape]:
     source = load_source(model)
     read, quantization, setup = read_model(source), read_quantization(source.quantization), Setup(tp=tp, ep=ep)
     uses = (*step(read, quantization, setup), *draft_step(read, quantization, setup))
-    if read.experts % ep:
-        raise ConfigError(bad_value("--ep", ep, f"it must divide the {read.experts} experts of {model}"))
     return _distinct(use for use in _shapes(read, uses, ep))
 
 
@@ -84,7 +82,13 @@ def _shapes(model: Model, uses: Iterable[Use], ep: int) -> Iterable[ExpertShape]
     for use in uses:
         if use.format == "nvfp4" and use.gemm.rule == "expert_row":  # down: [H, I]; gate and up go with it
             block = use.gemm.name.removesuffix(".w2")
-            yield ExpertShape(model.experts, model.experts // ep, model.top_k, use.n, use.k, layers=(block,))
+            yield ExpertShape(model.experts, _local(model.experts, ep), model.top_k, use.n, use.k, layers=(block,))
+
+
+def _local(experts: int, ep: int) -> int:
+    if experts % ep:
+        raise ConfigError(bad_value("--ep", ep, f"it must divide the {experts} experts of a layer"))
+    return experts // ep
 
 
 def _distinct(shapes: Iterable[ExpertShape]) -> list[ExpertShape]:
@@ -104,8 +108,6 @@ def read_experts(texts: Iterable[str], ep: int) -> list[ExpertShape]:
         if match is None or not 0 < top_k <= experts or not hidden or not inner or hidden % 16 or inner % 16:
             remedy = "write experts x top_k x H x I, for example 256x8x2048x512, with H and I multiples of 16"
             raise ConfigError(bad_value("--experts", text, remedy))
-        if experts % ep:
-            raise ConfigError(bad_value("--ep", ep, f"it must divide the {experts} experts of --experts {text}"))
         activation: Activation = "relu2" if match[5] == "relu2" else "silu"
-        found.append(ExpertShape(experts, experts // ep, top_k, hidden, inner, activation))
+        found.append(ExpertShape(experts, _local(experts, ep), top_k, hidden, inner, activation))
     return _distinct(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -60,6 +61,44 @@ def measure(
         RuntimeError: a CUDA error, after which this process cannot measure any more.
     """
     data = _Data(m, n, k, dtype, device)
+
+    def prepare(value: str) -> Subject:
+        operations = of_subject(value)
+        return Subject(_call(operations, data), operations.warm_up)
+
+    return measure_subjects(values, prepare, len(data.weights), device, budget)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """How one value is called.
+
+    Attributes:
+        call: runs it with copy ``i`` of the operands.
+        warm_up: context of the first call.
+        can_be_captured: whether a CUDA graph can hold the calls; else their launches are timed one by one.
+    """
+
+    call: Callable[[int], object]
+    warm_up: Callable[[], AbstractContextManager[object]] = nullcontext
+    can_be_captured: bool = True
+
+
+def measure_subjects(
+    values: Sequence[str], prepare: Callable[[str], Subject], copies: int, device: torch.device, budget: CompileBudget
+) -> Measured:
+    """Time what ``prepare`` makes of each value. Repeats of the values are interleaved.
+
+    Args:
+        values: what to time.
+        prepare: makes the calls of a value; it may refuse by an exception of any type.
+        copies: of the operands; consecutive calls take consecutive ones.
+        device: where.
+        budget: for first calls, which may compile.
+
+    Raises:
+        RuntimeError: a CUDA error, after which this process cannot measure any more.
+    """
     prepared: dict[str, tuple[Call, int]] = {}
     problems: dict[str, str] = {}
     for value in values:
@@ -67,14 +106,13 @@ def measure(
             problems[value] = f"its first calls took longer than {budget.seconds:g} s"
             continue
         try:
-            operations = of_subject(value)
-            call = _call(operations, data)
+            subject = prepare(value)
             begin = time.perf_counter()
-            with operations.warm_up():
-                call(0)
+            with subject.warm_up():
+                subject.call(0)
             _wait(device)
             budget.add(value, time.perf_counter() - begin)
-            prepared[value] = _repeat(call, data)
+            prepared[value] = _repeat(subject, copies, device)
         except Exception as error:  # noqa: BLE001 - backends refuse a case by exceptions of any type
             _wait(device)  # after a CUDA error this raises: nothing can be measured any more
             problems[value] = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -93,7 +131,7 @@ class _Data:
         self.device, self.dtype = device, dtype
         self.x = torch.randn(m, k, generator=generator, device=device).to(dtype)
         self.scale = torch.full((), 448.0, dtype=torch.float32, device=device)
-        copies = _copies(n * k // 2, device)
+        copies = copies_beyond_cache(n * k // 2, device)
         shape = padded_scale_shape(n, k // 16)
         self.weights = [
             torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=generator, device=device)
@@ -104,7 +142,8 @@ class _Data:
         self.alphas = torch.full((n,), 1e-4, dtype=torch.float32, device=device)
 
 
-def _copies(weight_bytes: int, device: torch.device) -> int:
+def copies_beyond_cache(weight_bytes: int, device: torch.device) -> int:
+    """How many copies of a weight together exceed the L2 cache three times."""
     if device.type != "cuda":
         return 2
     cache: int = torch.cuda.get_device_properties(device).L2_cache_size
@@ -127,10 +166,10 @@ def _call(operations: Operations, data: _Data) -> Callable[[int], object]:
     return call
 
 
-def _repeat(call: Callable[[int], object], data: _Data) -> tuple[Call, int]:
+def _repeat(subject: Subject, copies: int, device: torch.device) -> tuple[Call, int]:
     """Return a function that makes one repeat, and the number of calls in it."""
-    copies = len(data.weights)
-    estimate = _time(lambda: call(1 % copies), data.device)
+    call = subject.call
+    estimate = _time(lambda: call(1 % copies), device)
     calls = max(1, min(_MOST_CALLS, int(SECONDS_PER_REPEAT / max(estimate, 1e-7))))
     if estimate * copies < _SECONDS_PER_ROTATION:
         calls = max(calls, copies)  # fewer would find their weights in the cache again
@@ -139,7 +178,7 @@ def _repeat(call: Callable[[int], object], data: _Data) -> tuple[Call, int]:
         for i in range(calls):
             call(i % copies)
 
-    if data.device.type != "cuda":
+    if device.type != "cuda" or not subject.can_be_captured:
         return run, calls
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

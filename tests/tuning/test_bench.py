@@ -221,7 +221,7 @@ def test_calls_rotate_over_copies_of_the_weight(monkeypatch: pytest.MonkeyPatch)
     ("changes", "text"),
     [
         ({"model": "x", "shapes": SHAPES}, "either a MODEL"),
-        ({"shapes": ()}, "MODEL or at least one --shape"),
+        ({"shapes": ()}, "MODEL or at least one --shape or --experts"),
         ({"dtype": "float32"}, "--dtype='float32'"),
         ({"backends": ("marlin",)}, "--backend='marlin'"),
         ({"backends": ("sm120",)}, "sglang-sm120 probe first"),
@@ -253,13 +253,16 @@ RTX_REPORT: dict[str, Any] = {
     "note": "",
     "clocks": ["2400 MHz, 50", "2300 MHz, 60"],
     "left_out": {"flashinfer_trtllm": "for 10.x"},
+    "left_out_runners": {},
     "compile_seconds": {"flashinfer_cutlass": 12.0},
+    "expert_compile_seconds": {},
     "ended": "",
     "kept_in": "somewhere",
     "cases": [
         {
             "n": 256,
             "k": 512,
+            "label": "N=256 K=512",
             "layers": ["mlp.down_proj"],
             "m": m,
             "dtype": "bfloat16",

@@ -164,7 +164,10 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pipe": (_fifo, "no regular file"),
     "others may write": (lambda where: where.chmod(0o666), "written by other users"),
     "an unknown format": (_edit(lambda v: v.update(schema=3)), "format version 3"),
-    "of a release before experts": (_edit(lambda v: (v.update(schema=1), v.pop("experts"))), "version 1 and .* reads 2"),
+    "of a release before experts": (
+        _edit(lambda v: (v.update(schema=1), v.pop("experts"))),
+        "format version 1 and this package reads 2",
+    ),
     "results of bench": (_edit(lambda v: v.update(kind="bench results")), "kind='bench results'"),
     "a case twice": (_edit(lambda v: v["dense"].append(v["dense"][0])), "repeats the case"),
     "a winner against its times": (_edit(lambda v: v["dense"][0].update(backend="flashinfer_b12x")), "does not follow"),

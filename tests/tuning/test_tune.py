@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -21,7 +20,7 @@ from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.cli import tune as room
 from sglang_sm120.cli.bench import Wish
 from sglang_sm120.device import collect_facts
-from sglang_sm120.errors import ConfigError, RecordError
+from sglang_sm120.errors import RecordError
 from sglang_sm120.models.source import presets
 from sglang_sm120.probing import record
 from sglang_sm120.probing.record import Outcome
@@ -29,6 +28,7 @@ from sglang_sm120.records import identity_of
 from sglang_sm120.tuning import results, run, table, timing
 from sglang_sm120.tuning.cases import ROWS, shapes_of_model
 from sglang_sm120.tuning.choice import Timing
+from sglang_sm120.tuning.expert_cases import experts_of_model
 from sglang_sm120.tuning.results import Entry
 from sglang_sm120.tuning.timing import Measured
 from tests.cli.bare import ROOT
@@ -67,7 +67,7 @@ def test_a_shape_enters_the_table_once_every_m_was_measured(counted: list[tuple[
     assert tuned.table is not None
     assert tuned.table.shapes == [(32, 32, "bfloat16")]
     data = room.report(tuned)
-    assert data["unfinished"] == [{"n": 64, "k": 32}]
+    assert data["unfinished"] == [{"n": 64, "k": 32, "label": "N=64 K=32"}]
     assert [shape["n"] for shape in data["shapes"]] == [32]
 
     counted.clear()
@@ -124,13 +124,13 @@ def test_the_oracle_is_timed_only_where_nothing_else_is() -> None:
 
 def test_a_model_of_sixty_layers_is_measured_within_three_minutes() -> None:
     """Predicted: layers share shapes, so what counts is their number. The worst preset, all backends of an RTX card."""
-    most = 0
-    for name in presets():
-        with contextlib.suppress(ConfigError):  # a preset without dense FP4 layers
-            most = max(most, len(shapes_of_model(name, 1)))
     backends = [value for value in table.CANDIDATES if value != "torch_reference"]
-    assert most >= 4
-    assert run.estimate(most * len(ROWS), len(backends)) < 180
+    runners = [value for value in table.RUNNERS if value != "torch_reference"]
+    counts = {name: (len(shapes_of_model(name, 1)), len(experts_of_model(name, 1, 1))) for name in presets()}
+    assert max(dense for dense, _ in counts.values()) >= 4
+    assert max(experts for _, experts in counts.values()) >= 1
+    most = max(dense * len(backends) + experts * len(runners) for dense, experts in counts.values())
+    assert run.estimate(most * len(ROWS), 1) < 180
 
 
 def test_the_command_measures_this_cpu_resumes_after_ctrl_c_and_writes_what_a_server_reads(
