@@ -8,9 +8,10 @@ from typing import Any
 from sglang_sm120 import env
 from sglang_sm120.dispatch import FLAG
 from sglang_sm120.errors import ConfigError
-from sglang_sm120.host import ranks, tuning
+from sglang_sm120.host import moe_choice, moe_resolution, ranks, tuning
 from sglang_sm120.host.patching import Patcher, mark
 from sglang_sm120.host.state import STATE
+from sglang_sm120.tuning import table
 
 SEAM = "ranks"
 _TABLE = "tuning table"
@@ -18,7 +19,7 @@ _TABLE = "tuning table"
 _REMEDIES = {
     env.VERIFY: f"Set {env.VERIFY} to the same number on every node, or on none: a step that one rank runs without its "
     "CUDA graph must have none on the others.",
-    _TABLE: f"{FLAG} {tuning.VALUE} needs one table, so cards and versions must be equal. Copy one file of "
+    _TABLE: f"{tuning.VALUE} needs one table, so cards and versions must be equal. Copy one file of "
     f"sglang-sm120 tune --output to every node and name it in {env.TUNING_TABLE}, or take another value.",
 }
 
@@ -41,11 +42,12 @@ def compare() -> None:
     A draft model's runner comes here too, and finds the same answers.
 
     Raises:
-        ConfigError: the settings differ, or a rank does not answer.
+        ConfigError: the settings differ, a rank does not answer, or the named table cannot be used.
     """
     settings = _settings()
     users = [env.VERIFY] if env.verify_every() else []
     users += [f"{FLAG} {tuning.VALUE}"] if STATE.tuning is not None else []
+    users += [f"{moe_resolution.FLAG} {tuning.VALUE}"] if _tunes_experts() else []
     if not users:
         ranks.tell("settings", settings)
         return
@@ -56,13 +58,20 @@ def compare() -> None:
 
 
 def _settings() -> dict[str, str]:
-    tuned = STATE.tuning
-    if tuned is None:
-        table = "not used"
-    else:
-        digest = f"table {tuned.table.digest}" if tuned.table is not None else "no table"
-        table = f"{digest} for {tuned.facts.device_name}"
-    return {env.VERIFY: str(env.verify_every()), _TABLE: table}
+    return {env.VERIFY: str(env.verify_every()), _TABLE: _table()}
+
+
+def _table() -> str:
+    """The tuning table of this rank: dense layers and experts go by the same one."""
+    facts = STATE.facts
+    if facts is None or not (STATE.tuning is not None or _tunes_experts()):
+        return "not used"
+    found = STATE.tuning.table if STATE.tuning is not None else table.find(facts)[0]
+    return f"{f'table {found.digest}' if found is not None else 'no table'} for {facts.device_name}"
+
+
+def _tunes_experts() -> bool:
+    return tuning.VALUE in (moe_choice.RUNNERS.own_target, moe_choice.RUNNERS.own_draft)
 
 
 def _difference(name: str, values: list[str]) -> str:

@@ -138,6 +138,27 @@ class TestCache:
             env.cache_path()
 
 
+def test_every_variable_that_cannot_be_understood_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    env.require_readable()
+    monkeypatch.setenv(env.AUTO, "maybe")
+    monkeypatch.setenv(env.TUNING_TABLE, "table.json")
+    with pytest.raises(ConfigError, match=rf"{env.AUTO}='maybe' .*{env.TUNING_TABLE}='table.json' "):
+        env.require_readable()
+
+
+def test_a_home_folder_that_nobody_asked_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", fail)
+    env.require_readable()
+
+
+def test_every_variable_has_a_reader() -> None:
+    assert [variable for variable, _, _ in env.readings()] == list(env.VARIABLES)
+
+
 class TestVerification:
     @pytest.mark.parametrize(("text", "expected"), [(None, 0), ("", 0), ("0", 0), (" 64 ", 64), ("1000000", 1_000_000)])
     def test_a_number_of_steps(self, text: str | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_sm120 import env
 from sglang_sm120.host import installation
 from tests.host.shadow import run_python, shadow_sglang
 
@@ -267,6 +268,43 @@ for attempt in range(2):
 """
     run = run_python(code, SGLANG_SM120_DISABLE="maybe")
     assert run.stdout.count("ConfigError SGLANG_SM120_DISABLE='maybe'") == 2
+
+
+def test_no_value_that_cannot_be_understood_is_lost_in_sglangs_plugin_loader() -> None:
+    """The loader logs the exceptions of a plugin and starts the server without it. Without the boot hook it is the only
+    way in."""
+    code = """
+import os, sys
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != "sglang_sm120._boot"]
+import sglang.srt.plugins as plugins
+from sglang_sm120 import env
+for variable in env.VARIABLES:
+    if variable.kind == "backend":
+        continue  # any text is a value until the scheduler asks the table, and nothing catches that
+    os.environ[variable.name] = "not/absolute, no number, no switch"
+    plugins._plugins_loaded = False
+    try:
+        plugins.load_plugins()
+        print("started with", variable.name)
+    except SystemExit as stop:
+        print("stopped:", stop)
+    del os.environ[variable.name]
+plugins._plugins_loaded = False
+plugins.load_plugins()
+"""
+    run = run_python(code)
+    assert run.returncode == 0, run.stderr
+    assert "started with" not in run.stdout
+    stopped = [line for line in run.stdout.splitlines() if line.startswith("stopped: SGLANG_SM120_")]
+    assert len(stopped) == sum(variable.kind != "backend" for variable in env.VARIABLES)
+
+
+def test_a_server_that_is_to_be_checked_depends_on_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the hooks do not fit it must not serve unchecked."""
+    monkeypatch.setattr("sys.argv", ["x"])
+    assert installation.named() is None
+    monkeypatch.setenv(env.VERIFY, "8")
+    assert installation.named() == f"{env.VERIFY}=8 asks for a checked server"
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from sglang_sm120 import env
+from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, VerificationError
-from sglang_sm120.host import agreement, ranks
+from sglang_sm120.host import agreement, moe_choice, ranks
 from sglang_sm120.host.patching import Patcher
 from sglang_sm120.host.state import STATE
 from sglang_sm120.host.watch import Watcher
@@ -54,9 +56,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 @pytest.fixture
 def tuned() -> Iterator[Any]:
     """Puts this process under ``sm120_tuned``; the table is what a test says."""
-    STATE.tuning = SimpleNamespace(table=SimpleNamespace(digest="abc"), facts=SimpleNamespace(device_name="a card"))  # type: ignore[assignment]
+    STATE.tuning = SimpleNamespace(table=SimpleNamespace(digest="abc"))  # type: ignore[assignment]
+    STATE.facts = HostFacts((12, 0), device_name="a card")
     yield STATE.tuning
-    STATE.tuning = None
+    STATE.tuning = STATE.facts = None
 
 
 def test_everybody_hears_everybody_and_nobody_waits_without_need(server: Server) -> None:
@@ -100,6 +103,19 @@ def test_settings_that_differ_between_nodes_stop_whoever_needs_them(
 def test_a_server_that_needs_no_agreement_waits_for_nobody(server: Server) -> None:
     server.on(0, agreement.compare)
     assert server.on(1, lambda: ranks.tell("settings", {}))[0] == {env.VERIFY: "0", "tuning table": "not used"}
+
+
+def test_experts_that_go_by_a_table_are_compared_too(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path))
+    monkeypatch.setattr(moe_choice, "RUNNERS", moe_choice.Runners(own_target="sm120_tuned"))
+    monkeypatch.setattr(STATE, "facts", HostFacts((12, 0), device_name="a card"))
+    other = {env.VERIFY: "0", "tuning table": "table abc for a card"}
+    for rank in (1, 2):
+        server.on(rank, lambda: ranks.tell("settings", other))
+    with pytest.raises(ConfigError, match="no table for a card on rank 0, table abc for a card on ranks 1, 2"):
+        server.on(0, agreement.compare)
 
 
 def test_they_are_compared_before_a_model_runner_loads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
