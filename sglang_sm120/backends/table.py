@@ -97,6 +97,20 @@ _WORKSPACE_RESIZE = Fault(
     severity="warn",
     source=_issue("vllm#52540"),
 )
+_PLANS_OF_ANOTHER_GRAPH = Fault(
+    name="cudnn-plan-of-another-graph",
+    capabilities=(*SM10X, *SM12X),
+    # Graphs for ranges of M came with 0.6.8 and need this cuDNN; 0.6.11 numbers plans and graphs by the same ranges.
+    when=(
+        Requirement("flashinfer", ">=0.6.8,<0.6.11", _code("flashinfer 0.6.8.post1 and 0.6.11 gemm/gemm_base.py")),
+        Requirement("cudnn", ">=9.21", _code("flashinfer 0.6.9 gemm/gemm_base.py (is_cudnn_override_shape_available)")),
+    ),
+    effect="FlashInfer runs plans of cuDNN that were chosen for another graph: a few elements are NaN or infinite "
+    "where M is no power of two",
+    remedy="install flashinfer-python >= 0.6.11",
+    severity="refuse",
+    source=_issue("flashinfer#3192"),
+)
 _DSL_WHEELS = Fault(
     name="cutlass-dsl-wheels-overlap",
     capabilities=SM12X,
@@ -154,7 +168,7 @@ _FLASHINFER_CUDNN = Backend(
     native_since="0.5.9",
     rows=_flashinfer_rows((*SM10X, *SM12X), _CUDNN_FLOOR),
     absent=(_NOT_BEFORE_BLACKWELL,),
-    faults=(_WORKSPACE_RESIZE, _JIT_WANTS_12_9),
+    faults=(_PLANS_OF_ANOTHER_GRAPH, _WORKSPACE_RESIZE, _JIT_WANTS_12_9),
 )
 
 _FLASHINFER_TRTLLM = Backend(

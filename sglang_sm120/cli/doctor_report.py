@@ -13,6 +13,7 @@ from sglang_sm120.cli.backends_report import SCHEMA, backends_report
 from sglang_sm120.cli.snapshot import Snapshot
 from sglang_sm120.diagnosis.checks import compiled_findings, talk_finding
 from sglang_sm120.diagnosis.finding import Finding
+from sglang_sm120.diagnosis.packages import package_findings
 from sglang_sm120.sgl_kernel_ops.choice import implementations
 
 REINSTALL = "in a clone of sglang-sm120, pip install --force-reinstall --no-deps ."
@@ -188,6 +189,13 @@ def _check_compiled(s: Snapshot) -> Iterator[Finding]:
         yield Finding("compiled-unknown", "warning", message, "Repair or reinstall what the message names.")
 
 
+def _check_versions(s: Snapshot) -> Iterator[Finding]:
+    yield from package_findings(s.packages, s.facts)
+    if s.packages_note:
+        message = f"What goes together with FlashInfer could not be examined: {s.packages_note}."
+        yield Finding("packages-unknown", "warning", message, "Repair or reinstall what the message names.")
+
+
 def _check_ranks(s: Snapshot) -> Iterator[Finding]:
     if s.ranks_problem:
         yield talk_finding(s.ranks_problem)
@@ -205,6 +213,7 @@ CHECKS: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _check_decision,
     _check_cache,
     _check_compiled,
+    _check_versions,
     _check_ranks,
 )
 

@@ -18,8 +18,10 @@ import sglang_sm120
 from sglang_sm120 import env
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.device import collect_facts
-from sglang_sm120.diagnosis import two_ranks
-from sglang_sm120.diagnosis.compiled import Compiled, collect
+from sglang_sm120.diagnosis import compiled as compiled_code
+from sglang_sm120.diagnosis import packages, two_ranks
+from sglang_sm120.diagnosis.compiled import Compiled
+from sglang_sm120.diagnosis.packages import Packages
 from sglang_sm120.dispatch import Decision, Request, resolve, sglang_default
 from sglang_sm120.errors import Sm120Error
 from sglang_sm120.nvml import compute_capabilities
@@ -80,6 +82,8 @@ class Snapshot:
     cache_problem: str = ""
     compiled: Compiled = Compiled()
     compiled_note: str = ""
+    packages: Packages = Packages()
+    packages_note: str = ""
     ranks_problem: str = ""
     python: str = platform.python_version()
 
@@ -90,8 +94,10 @@ def take_snapshot() -> Snapshot:
     decision, refusal = _decide(facts)
     pth_active, pth_note = _pth()
     cache, cache_problem = _cache()
-    compiled, compiled_note = _attempt(lambda: collect(facts.capability, facts.versions.get("flashinfer")))
-    packages = Path(sysconfig.get_path("purelib"))
+    flashinfer = facts.versions.get("flashinfer")
+    compiled, compiled_note = _attempt(lambda: compiled_code.collect(facts.capability, flashinfer))
+    found_packages, packages_note = _attempt(lambda: packages.collect(os.environ))
+    site_packages = Path(sysconfig.get_path("purelib"))
     return Snapshot(
         facts=facts,
         settings=_settings(),
@@ -105,12 +111,14 @@ def take_snapshot() -> Snapshot:
         entry_point=_has_entry_point(),
         plugins_whitelist=os.environ.get("SGLANG_PLUGINS", ""),
         flashinfer_pin=_flashinfer_pin(),
-        site_packages=packages,
-        site_packages_writable=os.access(packages, os.W_OK),
+        site_packages=site_packages,
+        site_packages_writable=os.access(site_packages, os.W_OK),
         cache=cache,
         cache_problem=cache_problem,
         compiled=compiled or Compiled(),
         compiled_note=compiled_note,
+        packages=found_packages or Packages(),
+        packages_note=packages_note,
         ranks_problem=_ranks_problem(facts),
     )
 

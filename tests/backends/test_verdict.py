@@ -261,3 +261,24 @@ def test_an_unknown_value_is_an_error_that_lists_the_known_ones() -> None:
 @pytest.mark.parametrize("version", ["", "unknown", "1.2.3.4.x", "0.7"])
 def test_unreadable_versions_are_not_met_and_do_not_raise(version: str) -> None:
     assert verdict("flashinfer_cutedsl", machine(RTX, flashinfer=version)).status == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("flashinfer", "cudnn", "status"),
+    [
+        ("0.6.9", "9.21.0", "refused"),
+        ("0.6.10.post1", "9.23.1", "refused"),
+        ("0.6.9", "9.20.0", "ok"),  # without graphs for ranges of M
+        ("0.6.11", "9.21.0", "ok"),
+        ("0.6.7.post2", "9.21.0", "ok"),
+    ],
+)
+def test_plans_of_another_graph_are_refused_where_there_are_such_graphs(
+    flashinfer: str, cudnn: str, status: str
+) -> None:
+    """flashinfer#3192: a few NaN in prefill."""
+    judged = verdict("flashinfer_cudnn", machine(RTX, flashinfer=flashinfer, cudnn=cudnn, sglang="0.5.11"))
+    assert judged.status == status
+    if status == "refused":
+        assert judged.source is not None
+        assert judged.source.ref == "flashinfer#3192"

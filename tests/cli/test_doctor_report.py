@@ -13,6 +13,7 @@ from sglang_sm120.cli.render import render_backends, render_doctor
 from sglang_sm120.cli.snapshot import Copy, Seams, Setting, Snapshot, take_snapshot
 from sglang_sm120.diagnosis.compiled import Compiled, Library
 from sglang_sm120.diagnosis.fatbin import Target
+from sglang_sm120.diagnosis.packages import Packages
 from sglang_sm120.dispatch import Request, resolve
 from tests.cli.bare import codes
 from tests.dispatch.machines import CARDS, RTX, machine
@@ -74,6 +75,8 @@ def test_a_sound_machine_has_no_findings() -> None:
         ({"compiled": Compiled((HOPPER_ONLY,))}, "no-kernel-image", "stop"),
         ({"ranks_problem": "no answer for 90 s"}, "ranks-cannot-talk", "stop"),
         ({"compiled_note": "PermissionError: x"}, "compiled-unknown", "warning"),
+        ({"packages": Packages({"flashinfer-cubin": "0.7.1"})}, "flashinfer-companion", "stop"),
+        ({"packages_note": "PermissionError: x"}, "packages-unknown", "warning"),
         ({"copies": (Copy(Path("/a"), "0.1.0"), Copy(Path("/b"), "0.2.0"))}, "two-copies", "stop"),
         ({"copies": (Copy(Path("/a"), "0.1.0"), Copy(Path("/b"), "0.1.0"))}, "two-copies", "warning"),
     ],

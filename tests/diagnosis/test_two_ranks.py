@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from sglang_sm120.cli import snapshot
 from sglang_sm120.diagnosis.checks import talk_finding
 from sglang_sm120.diagnosis.two_ranks import exchange
+from tests.dispatch.machines import RTX, machine
 
 
 def test_two_ranks_that_can_talk_are_right() -> None:
@@ -62,6 +64,23 @@ def _runs(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return re.search(r"\) [ZX] ", state) is None  # in a container nobody may fetch its exit code
+
+
+@pytest.mark.parametrize(("gpus", "asked"), [(1, []), (2, ["nccl"]), (8, ["nccl"])])
+def test_doctor_lets_two_gpus_talk_where_there_are_two(
+    gpus: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def exchange(backend: str) -> str:
+        tried.append(backend)
+        return "no answer for 90 s"
+
+    monkeypatch.setattr(snapshot.two_ranks, "exchange", exchange)
+    monkeypatch.setattr(snapshot, "compute_capabilities", lambda: [RTX] * gpus)
+    assert snapshot._ranks_problem(machine(RTX)) == ("no answer for 90 s" if asked else "")
+    assert tried == asked
+    assert snapshot._ranks_problem(machine(RTX, torch=None)) == ""
 
 
 def test_a_hang_stops_servers_of_several_cards_and_the_switch_is_named() -> None:
