@@ -34,6 +34,7 @@ class Route:
         runner: the record whose kernels multiply, ``None`` if nothing does.
         source: the code of SGLang that decides it.
         effect: what happens instead where ``runner`` is ``None``.
+        expert_parallel: only where a rank holds a part of the experts (``--ep-size`` above 1).
     """
 
     quantizations: tuple[Quantization, ...]
@@ -42,6 +43,7 @@ class Route:
     runner: str | None
     source: Source
     effect: str = ""
+    expert_parallel: bool = False
 
 
 @dataclass(frozen=True)

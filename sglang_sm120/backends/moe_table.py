@@ -251,6 +251,15 @@ _MODELOPT: tuple[Quantization, ...] = ("modelopt_fp4", "modelopt_mixed", "fp8")
 _MARLIN_VALUES = ("marlin", "experimental_sgl_marlin", "lora_marlin")
 _WEIGHT_ONLY_RULE = _code("sglang 0.5.23 srt/arg_groups/model_overrides/qwen3_moe.py")
 _TRTLLM = ("flashinfer_trtllm", "experimental_sgl_trtllm")
+#: Values under which SGLang's dispatcher leaves the numbers of experts as they are.
+_GLOBAL_IDS = (
+    "flashinfer_cutlass",
+    "flashinfer_cutedsl",
+    "flashinfer_trtllm_routed",
+    "flashinfer_mxfp4",
+    "flashinfer_megamoe",
+    "hpc_ops",
+)
 _OTHERS_RAISE = (
     "SGLang has no NVFP4 experts for it and raises NotImplementedError at the first forward, when the weights are "
     "loaded"
@@ -319,6 +328,24 @@ ROUTES: tuple[Route, ...] = (
         _issue("sglang#32430"),
         "this SGLang hands gate and up over in the wrong order and the model answers with garbage; 0.5.17 does not",
     ),
+    Route(
+        ("compressed-tensors",),
+        _GLOBAL_IDS,
+        ">=0.5.17",
+        "flashinfer_cutlass",
+        _code("sglang 0.5.17 srt/layers/moe/token_dispatcher/standard.py (skip_local_expert_mapping)"),
+    ),
+    # 0.5.23 asks the layer which runner it has, not the command line.
+    Route(
+        ("compressed-tensors",),
+        None,
+        ">=0.5.17,<0.5.23",
+        None,
+        _code("sglang 0.5.22 srt/layers/moe/token_dispatcher/standard.py (skip_local_expert_mapping)"),
+        "with expert parallelism this SGLang renumbers the experts of each rank from 0 and then runs kernels that count "
+        "them over all ranks: experts of every rank but the first add nothing; 0.5.23 does not",
+        expert_parallel=True,
+    ),
     Route(("compressed-tensors",), None, "", "flashinfer_cutlass", _code(f"sglang 0.5.16 {_SCHEME}")),
     # Unquantized experts, the usual ones of a draft layer, are judged where the runner has no kernels at all.
     *(
@@ -334,6 +361,11 @@ ROUTES: tuple[Route, ...] = (
 )
 
 _SGLANG_RULE = _code("sglang 0.5.23 srt/arg_groups/overrides.py (_moe_runner_backend_quant_constraints)")
+
+#: Values of ``--quantization`` with which SGLang starts ``--moe-runner-backend flashinfer_cutlass``. With any other it
+#: stops in an assertion while the arguments are resolved; without the flag it does not ask. Sources: sglang 0.5.9
+#: srt/server_args.py (_handle_moe_kernel_config) to 0.5.23 srt/arg_groups/moe_hook.py (handle_moe_kernel_config).
+CUTLASS_QUANTIZATIONS = frozenset({"modelopt_fp4", "modelopt_fp8", "modelopt_mixed"})
 
 
 def _since(release: str, source: Source) -> tuple[Requirement, ...]:
@@ -382,6 +414,12 @@ MOE_AUTO: Mapping[Quantization, tuple[Preference, ...]] = MappingProxyType(
                 "auto",
                 "SGLang's scheme takes CUTLASS kernels whatever the value says, except for TensorRT-LLM's",
                 _code(f"sglang 0.5.23 {_SCHEME}"),
+            ),
+            Preference(
+                "flashinfer_cutlass",
+                "the same kernels with expert parallelism, where auto numbers the experts wrongly",
+                _code("sglang 0.5.22 srt/layers/moe/token_dispatcher/standard.py (skip_local_expert_mapping)"),
+                _since("0.5.17", _code(f"sglang 0.5.17 {_SCHEME}")),
             ),
         ),
     }

@@ -18,7 +18,9 @@ AUTO = "auto"
 _NEWEST = Version("999")
 
 
-def route_of(value: str, quantization: Quantization, facts: HostFacts) -> Route | None:
+def route_of(
+    value: str, quantization: Quantization, facts: HostFacts, *, expert_parallel: bool = False
+) -> Route | None:
     """Return what the installed SGLang runs for a value, ``None`` if the table does not know.
 
     A SGLang whose version cannot be told counts as the newest one.
@@ -26,24 +28,29 @@ def route_of(value: str, quantization: Quantization, facts: HostFacts) -> Route 
     release = _release(facts)
     for route in ROUTES:
         named = route.values is None or value in route.values
+        if route.expert_parallel and not expert_parallel:
+            continue
         if quantization in route.quantizations and named and SpecifierSet(route.releases).contains(release):
             return route
     return None
 
 
-def moe_verdict(value: str, quantization: Quantization, facts: HostFacts) -> Verdict | None:
+def moe_verdict(
+    value: str, quantization: Quantization, facts: HostFacts, *, expert_parallel: bool = False
+) -> Verdict | None:
     """Judge ``--moe-runner-backend VALUE`` for one kind of experts.
 
     Args:
         value: any value of SGLang's list, ``auto`` included.
         quantization: how the experts are stored.
         facts: the machine and the installed packages; ``facts.versions["sglang"]`` is the release.
+        expert_parallel: whether a rank holds a part of the experts.
 
     Returns:
         The verdict of the runner that SGLang really takes, under the name ``value``; ``None`` if the table has no
         facts about it (a value of another plugin, say), which is no objection.
     """
-    route = route_of(value, quantization, facts)
+    route = route_of(value, quantization, facts, expert_parallel=expert_parallel)
     if route is None:
         return None
     if route.runner is None:
@@ -59,12 +66,15 @@ def moe_verdict(value: str, quantization: Quantization, facts: HostFacts) -> Ver
     return replace(judged, backend=value, reason=reason, remedy=remedy, warnings=warnings)
 
 
-def recommend_moe_runner(facts: HostFacts, quantization: Quantization) -> Recommendation | None:
+def recommend_moe_runner(
+    facts: HostFacts, quantization: Quantization, *, expert_parallel: bool = False
+) -> Recommendation | None:
     """Return the runner to start with on SM12x: what ``auto`` should end in.
 
     Args:
         facts: capability and installed versions; ``facts.versions["sglang"]`` is the release.
         quantization: how the experts are stored.
+        expert_parallel: whether a rank holds a part of the experts.
 
     Returns:
         The first entry of ``MOE_AUTO`` that runs here; ``None`` if there is none, or if this is no SM12x card that
@@ -73,10 +83,8 @@ def recommend_moe_runner(facts: HostFacts, quantization: Quantization) -> Recomm
     if not is_ours_to_judge(facts):
         return None
     for preference in MOE_AUTO.get(quantization, ()):
-        route, judged = (
-            route_of(preference.value, quantization, facts),
-            moe_verdict(preference.value, quantization, facts),
-        )
+        route = route_of(preference.value, quantization, facts, expert_parallel=expert_parallel)
+        judged = moe_verdict(preference.value, quantization, facts, expert_parallel=expert_parallel)
         if route is None or route.runner is None or judged is None or judged.status != "ok":
             continue
         if all(holds(bound, facts) for bound in preference.when):

@@ -120,6 +120,9 @@ class ExpertConvention:
         module, cls, apply: where it is, its name, and that of its forward method.
         signature: arguments of its constructor.
         w13_scale, w2_scale: attributes of the layer with the swizzled block scales, after SGLang's preparation.
+        w13_global_scale: attribute with the global scales of w13 as they are loaded, [E, 2] where gate and up have one
+            each.
+        decodes: whether these multiply what is decoded (ModelOpt), or are the reciprocal of that.
         row_multiple: rows of a gated w13 must be a multiple of this, or SGLang's preparation fails.
     """
 
@@ -131,6 +134,8 @@ class ExpertConvention:
     signature: tuple[str, ...]
     w13_scale: str
     w2_scale: str
+    w13_global_scale: str
+    decodes: bool
     row_multiple: int
 
 
@@ -143,6 +148,8 @@ EXPERT_CONVENTIONS: tuple[ExpertConvention, ...] = (
         apply="apply",
         w13_scale="w13_blockscale_swizzled",
         w2_scale="w2_blockscale_swizzled",
+        w13_global_scale="w13_weight_scale_2",
+        decodes=True,
         row_multiple=128,
         signature=("self", "quant_config"),
     ),
@@ -154,6 +161,8 @@ EXPERT_CONVENTIONS: tuple[ExpertConvention, ...] = (
         apply="apply_weights",
         w13_scale="w13_weight_scale",
         w2_scale="w2_weight_scale",
+        w13_global_scale="w13_weight_global_scale",
+        decodes=False,
         row_multiple=1,
         signature=("self",),
     ),

@@ -67,9 +67,10 @@ def stand_in(quantization: str | None) -> str:
     """Return SGLang's value whose weights our runners read, for how the experts are stored.
 
     The compressed-tensors scheme prepares the same weights whatever the value is, and SGLang refuses
-    ``flashinfer_cutlass`` with that quantization.
+    ``flashinfer_cutlass`` where that quantization is on the command line. Experts that are no NVFP4 at all keep
+    SGLang's own choice.
     """
-    return "auto" if quantization == "compressed-tensors" else "flashinfer_cutlass"
+    return "flashinfer_cutlass" if quantization in ("modelopt_fp4", "modelopt_mixed") else "auto"
 
 
 def replace(target: str, draft: str | None, quantization: str | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sglang_sm120.backends.moe_record import Quantization
-from sglang_sm120.host import moe_choice, moe_layers, moe_resolution
+from sglang_sm120.host import moe_choice, moe_layers, moe_resolution, moe_scales
 from sglang_sm120.host.conventions import ExpertConvention
 from sglang_sm120.host.patching import Patcher, mark
 
@@ -92,9 +92,10 @@ def guard_layers(module: ModuleType, patcher: Patcher, *, cls: str, quantization
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if type(self) is owner:
-            from sglang.srt.layers.moe.utils import get_moe_runner_backend
-
-            moe_resolution.check_layer(get_moe_runner_backend().value, quantization)
+            value = _value_in_force()
+            if moe_choice.RUNNERS.own is not None:
+                moe_resolution.warn_of_stand_in(moe_choice.RUNNERS.own, owner, value)
+            moe_resolution.check_layer(value, quantization)
         original(self, *args, **kwargs)
 
     patcher.set(owner, "__init__", mark(seam, __init__, original))
@@ -114,15 +115,14 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
         own = moe_choice.RUNNERS.own
         if type(self) is not owner:
             if own is not None:
-                moe_resolution.warn_of_subclass(own, type(self))
+                moe_resolution.warn_of_stand_in(own, type(self), _value_in_force())
             init(self, *args, **kwargs)
             return
-        from sglang.srt.layers.moe.utils import get_moe_runner_backend
-
-        moe_resolution.check_layer(own or get_moe_runner_backend().value, convention.quantization)
+        moe_resolution.check_layer(own or _value_in_force(), convention.quantization)
         if own is None:
             init(self, *args, **kwargs)
             return
+        moe_resolution.check_stand_in(own, _value_in_force(), convention.quantization)
         with moe_layers.as_on_blackwell(module):
             init(self, *args, **kwargs)
         self.sm120_experts = moe_layers.Experts(own, convention)
@@ -141,8 +141,12 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
         if hasattr(self, "sm120_experts"):
             with moe_layers.or_left_to_sglang(self.sm120_experts):
                 moe_layers.check_config(self, layer, moe_runner_config, self.sm120_experts)
+        if type(self) is owner and layer.moe_ep_size > 1 and not _is_ours(self):
+            moe_resolution.check_layer(_value_in_force(), convention.quantization, expert_parallel=True)
 
     def process_weights_after_loading(self: Any, layer: Any) -> None:
+        if type(self) is owner:
+            moe_scales.warn_of_two_scales(layer, convention)
         process(self, layer)
         if hasattr(self, "sm120_experts"):
             moe_layers.make_ready(layer, self.sm120_experts)
@@ -163,6 +167,20 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
         (convention.apply, forward, apply),
     ):
         patcher.set(owner, name, mark(seam, replacement, original))
+
+
+def _is_ours(method: Any) -> bool:
+    """Whether a runner of ours serves the layer of an expert method."""
+    experts: moe_layers.Experts | None = getattr(method, "sm120_experts", None)
+    return experts is not None and not experts.left
+
+
+def _value_in_force() -> str:
+    """SGLang's value of the runner for the model that is being made."""
+    from sglang.srt.layers.moe.utils import get_moe_runner_backend
+
+    value: str = get_moe_runner_backend().value
+    return value
 
 
 def _extend_rule(

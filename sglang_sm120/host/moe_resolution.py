@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang_sm120 import env
 from sglang_sm120.backends.moe_record import NVFP4_QUANTIZATIONS, Quantization
+from sglang_sm120.backends.moe_table import CUTLASS_QUANTIZATIONS
 from sglang_sm120.backends.moe_verdict import (
     AUTO,
     is_ours_to_judge,
@@ -52,6 +53,9 @@ def choose_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
     Returns:
         ``declared``, with our choice in it where it replaces ``auto``, and with the stand-in of a runner of ours. Any
         other value that was named, by the user or for the model by SGLang, is never changed.
+
+    Raises:
+        ConfigError: SGLang does not start the runner with what else was named.
     """
     declared = {**take_own_runners(view), **declared}
     if declared.get(RUNNER, getattr(view, RUNNER)) != AUTO or not env.take_auto():
@@ -65,6 +69,10 @@ def choose_runner(view: Any, declared: dict[str, Any]) -> dict[str, Any]:
     choice = recommend_moe_runner(facts, quantization)
     if choice is None:
         return declared  # the first layer with NVFP4 experts says why
+    if choice.value == "flashinfer_cutlass":
+        if env.allow_unsafe() and not _admits_cutlass(view):
+            return declared
+        _require_admission(view, FLAG, AUTO)
     logger.info(
         "%s auto becomes %s for %s: %s (%s).", FLAG, choice.value, quantization, choice.reason, choice.source.ref
     )
@@ -103,7 +111,8 @@ def take_own_runners(arguments: Any) -> dict[str, str]:
         arguments: SGLang's arguments, or its view of them.
 
     Raises:
-        ConfigError: the schedulers will be Ray actors, which would serve with the stand-in.
+        ConfigError: the schedulers will be Ray actors, which would serve with the stand-in; or SGLang does not start
+            the stand-in with what else was named.
     """
     target, draft = getattr(arguments, RUNNER), getattr(arguments, DRAFT_RUNNER)
     quantization: str | None = None
@@ -115,7 +124,9 @@ def take_own_runners(arguments: Any) -> dict[str, str]:
                 "Ray, or take a runner of SGLang's"
             )
             raise ConfigError(bad_value(flag, value, remedy))
-        quantization = arguments.quantization or model_config_of(arguments).quantization
+        quantization = _stored_as(model_config_of(arguments))
+        if target in moe_choice.OUR_RUNNERS and moe_choice.stand_in(quantization) == "flashinfer_cutlass":
+            _require_admission(arguments, FLAG, target)
     return moe_choice.replace(target, draft, quantization)
 
 
@@ -142,12 +153,13 @@ def _say_what_was_replaced(target: str, draft: str) -> None:
         STATE.warn_once(text, text)
 
 
-def check_layer(value: str, quantization: Quantization) -> None:
+def check_layer(value: str, quantization: Quantization, *, expert_parallel: bool = False) -> None:
     """Judge the runner of one expert layer that is about to be made.
 
     Args:
         value: the runner in force, of the target or of the draft model, whichever is being made.
         quantization: how the layer stores its experts.
+        expert_parallel: whether this rank holds a part of them.
 
     Raises:
         UnsupportedError: the runner cannot serve it here, and ``SGLANG_SM120_ALLOW_UNSAFE`` is off.
@@ -158,14 +170,14 @@ def check_layer(value: str, quantization: Quantization) -> None:
     if value not in moe_choice.OUR_RUNNERS and not is_ours_to_judge(facts):
         return
     quantization = kind_of(quantization)
-    judged = moe_verdict(value, quantization, facts)
+    judged = moe_verdict(value, quantization, facts, expert_parallel=expert_parallel)
     if judged is None or _is_ours_under_its_name(value, quantization, facts):
         return
     if judged.status == "ok":
         for warning in judged.warnings:
             STATE.warn_once(warning, warning)
         return
-    text = refusal(judged, quantization, facts)
+    text = refusal(judged, quantization, facts, expert_parallel=expert_parallel)
     if not env.allow_unsafe():
         raise UnsupportedError(text)
     STATE.warn_once(text, text)
@@ -177,10 +189,34 @@ def _is_ours_under_its_name(value: str, quantization: Quantization, facts: HostF
     return STATE.operators is not None and route is not None and route.runner == "cutlass"
 
 
-def warn_of_subclass(own: str, cls: type) -> None:
-    """Say once that a class of SGLang is served by the stand-in of a runner of ours."""
-    text = f"{FLAG} {own} does not serve the experts of {cls.__name__}; flashinfer_cutlass does, as SGLang has it."
+def warn_of_stand_in(own: str, cls: type, value: str) -> None:
+    """Say once that experts of a class of SGLang are served by the stand-in ``value`` of a runner of ours."""
+    flag = DRAFT_FLAG if moe_choice.RUNNERS.making_draft else FLAG
+    text = f"{flag} {own} does not serve the experts of {cls.__name__}; {value} does, as SGLang has it."
     STATE.warn_once(text, text)
+
+
+def check_stand_in(own: str, value: str, quantization: Quantization) -> None:
+    """Refuse a layer whose weights SGLang would prepare for another runner than the one that ours reads.
+
+    Args:
+        own: runner of ours that was named for the model.
+        value: what SGLang reads instead. It was chosen for the target as its configuration describes it; a draft, or a
+            layer that the configuration does not mention, may be stored differently.
+        quantization: how the layer stores its experts.
+
+    Raises:
+        UnsupportedError: always, also with ``SGLANG_SM120_ALLOW_UNSAFE``: the kernels would read other bytes.
+    """
+    wanted = moe_choice.stand_in(quantization)
+    if wanted in (AUTO, value):  # what is prepared for auto is prepared the same way for every stand-in
+        return
+    flag = DRAFT_FLAG if moe_choice.RUNNERS.making_draft else FLAG
+    remedy = (
+        f"its weights are prepared for {value}, because the target's configuration does not say that it has "
+        f"{quantization} experts; use {flag} auto"
+    )
+    raise UnsupportedError(bad_value(flag, own, remedy))
 
 
 def kind_of(quantization: Quantization) -> Quantization:
@@ -190,12 +226,14 @@ def kind_of(quantization: Quantization) -> Quantization:
     return quantization
 
 
-def refusal(judged: Verdict, quantization: Quantization, facts: HostFacts) -> str:
+def refusal(
+    judged: Verdict, quantization: Quantization, facts: HostFacts, *, expert_parallel: bool = False
+) -> str:
     """Word a refusal: argument, value, reason, and what to do instead."""
     target, draft = moe_choice.RUNNERS.target_as_named, moe_choice.RUNNERS.draft_as_named
     flag = DRAFT_FLAG if judged.backend == draft != target else FLAG
     steps = [judged.remedy] if judged.remedy else []
-    instead = _alternative(judged.backend, quantization, facts)
+    instead = _alternative(judged.backend, quantization, facts, expert_parallel)
     if instead is not None:
         steps.append(f"use {flag} {instead} instead")
     steps.append(f"set {env.ALLOW_UNSAFE}=1 to start all the same")
@@ -259,9 +297,35 @@ def _objections(value: str, kinds: tuple[Quantization, ...], facts: HostFacts) -
     return [judged for judged in verdicts if judged is not None and judged.status != "ok"]
 
 
-def _alternative(value: str, quantization: Quantization, facts: HostFacts) -> str | None:
+def _stored_as(model_config: Any) -> str | None:
+    """How the target stores its experts, whatever the format is; ``None`` for 16 bit and where it is not known."""
+    if model_config.quantization == "modelopt_mixed":
+        return _mixed_experts(model_config.hf_config)
+    name: str | None = model_config.quantization
+    return name
+
+
+def _admits_cutlass(arguments: Any) -> bool:
+    return arguments.quantization is None or arguments.quantization in CUTLASS_QUANTIZATIONS
+
+
+def _require_admission(arguments: Any, flag: str, value: str) -> None:
+    """Refuse what SGLang's assertions for ``flashinfer_cutlass`` would stop without naming the flag that was written."""
+    if not _admits_cutlass(arguments):
+        names = ", ".join(sorted(CUTLASS_QUANTIZATIONS))
+        remedy = (
+            f"{flag} {value} needs flashinfer_cutlass's weights, and SGLang starts that with {names} or without the "
+            "flag; leave the flag out, SGLang reads it from the checkpoint"
+        )
+        raise ConfigError(bad_value("--quantization", arguments.quantization, remedy))
+    if arguments.ep_size not in (1, arguments.tp_size):
+        remedy = f"{flag} {value} takes 1 or all {arguments.tp_size} ranks of --tp-size, as flashinfer_cutlass does"
+        raise ConfigError(bad_value("--ep-size", arguments.ep_size, remedy))
+
+
+def _alternative(value: str, quantization: Quantization, facts: HostFacts, expert_parallel: bool) -> str | None:
     if quantization == "unquantized":
         return "triton"
-    choice = recommend_moe_runner(facts, quantization)
+    choice = recommend_moe_runner(facts, quantization, expert_parallel=expert_parallel)
     named = [choice.value] if choice is not None else working_runners(quantization, facts)
     return next((other for other in named if other != value), None)
