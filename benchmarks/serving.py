@@ -5,7 +5,8 @@
 The servers run the same SGLang on the same checkpoint of random weights, are resident at once, and are loaded one at a
 time, in turn, so that a drift of the clock meets all of them. Figures are medians over repeats; one request's time
 for a token leaves its first token out. A contender that does not start is reported with the reason. Run it in the
-environment that has SGLang; the checkpoint is made on the GPU.
+environment that has SGLang; the checkpoint is made on the GPU. ``sm120_tuned`` reads the table that ``sglang-sm120 tune``
+left on this card, and without one serves what ``auto`` takes.
 """
 
 from __future__ import annotations

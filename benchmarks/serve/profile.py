@@ -25,6 +25,7 @@ from benchmarks.serve import client
 GROUPS = {
     "FP4 experts": re.compile(r"sm120::moe|marlin_moe"),
     "FP4 GEMM": re.compile(r"sm120::(skinny|tiled)|[Mm]arlin|humming"),
+    "routing": re.compile(r"topk|moe_align|count_and_sort|moe_sum", re.IGNORECASE),
     "FP4 quantizer": re.compile(r"sm120::quant|quantize"),
     "attention": re.compile(r"_fwd|attention|flash|decode_att", re.IGNORECASE),
     "norms, rope, activation": re.compile(r"norm|rope|rotary|silu|act_and_mul|activation", re.IGNORECASE),
