@@ -32,6 +32,10 @@ CUDNN_WHEELS_SOURCE = Source("issue", "flashinfer#2195")
 CUDNN_LOADED_BY_NAME = "libcudnn_engines_tensor_ir.so.9"
 CUDNN_LOADS_BY_NAME = Requirement("cudnn", ">=9.20,<9.21", Source("issue", "pytorch#188892"))
 
+#: Parts of the CuTe DSL that write different files to the same paths. On CUDA 13 the second one must have come last.
+DSL_WHEELS = ("nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-cu13")
+DSL_WHEELS_SOURCE = Source("issue", "NVIDIA/cutlass#3259")
+
 #: Versions that are wrong together by themselves.
 PACKAGE_FAULTS: tuple[Fault, ...] = (
     Fault(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +18,8 @@ from sglang_sm120.backends.package_table import (
     CUDNN_LOADS_BY_NAME,
     CUDNN_WHEELS,
     CUDNN_WHEELS_SOURCE,
+    DSL_WHEELS,
+    DSL_WHEELS_SOURCE,
     FLASHINFER_COMPANIONS,
     FLASHINFER_NEEDS,
     PACKAGE_FAULTS,
@@ -42,21 +46,24 @@ class Packages:
         installed: versions of the distributions that the table of packages names; missing key = not installed.
         asked: what the installed FlashInfer's metadata asks for, one requirement for each of :data:`FLASHINFER_NEEDS`.
         other_cudnn: a part of cuDNN outside of this Python, which the loader may take; empty if there is none.
+        overwritten: a file of the CuTe DSL for CUDA 13 in whose place another wheel's lies; empty if there is none.
     """
 
     installed: Mapping[str, str] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     other_cudnn: str = ""
+    overwritten: str = ""
 
 
 def collect(environ: Mapping[str, str]) -> Packages:
     """Look at this Python's metadata, and for another cuDNN where the loader would find it."""
-    names = (*FLASHINFER_COMPANIONS, *FLASHINFER_NEEDS, *CUDNN_WHEELS.values())
+    names = (*FLASHINFER_COMPANIONS, *FLASHINFER_NEEDS, *CUDNN_WHEELS.values(), *DSL_WHEELS)
     versions = {name: _version(name) for name in names}
     return Packages(
         installed={name: version for name, version in versions.items() if version},
         asked=tuple(_asked_by_flashinfer()),
         other_cudnn=_other_cudnn(environ),
+        overwritten=_overwritten(),
     )
 
 
@@ -67,6 +74,7 @@ def package_findings(packages: Packages, facts: HostFacts) -> Iterator[Finding]:
         yield from _companions(packages, flashinfer)
         yield from _needs(packages, flashinfer)
     yield from _cudnn(packages, facts)
+    yield from _dsl(packages, facts)
     for fault in PACKAGE_FAULTS:
         if all(holds(bound, facts) for bound in fault.when):
             message = f"{fault.effect[0].upper()}{fault.effect[1:]} ({fault.source.ref})."
@@ -123,6 +131,35 @@ def _cudnn(packages: Packages, facts: HostFacts) -> Iterator[Finding]:
         )
         fix = "Remove that cuDNN or its folder from LD_LIBRARY_PATH, or install one of its version into this Python."
         yield Finding("cudnn-mixed", "warning", message, fix)
+
+
+def _dsl(packages: Packages, facts: HostFacts) -> Iterator[Finding]:
+    if not packages.overwritten or _major(facts.versions.get("cuda", "")) != 13:
+        return
+    base, cuda_13 = DSL_WHEELS
+    message = (
+        f"{packages.overwritten} is the file of {base}, which was installed after {cuda_13}: kernels of the CuTe DSL "
+        f"(flashinfer_b12x, flashinfer_cutedsl) may not compile ({DSL_WHEELS_SOURCE.ref})."
+    )
+    version = packages.installed[cuda_13]
+    fix = f"Run: pip install --force-reinstall --no-deps {cuda_13}=={version}."
+    yield Finding("cutlass-dsl-wheels", "warning", message, fix)
+
+
+def _overwritten() -> str:
+    """Compare one of the files that both wheels record with what lies there."""
+    try:
+        base, cuda_13 = ({file: file for file in metadata.distribution(name).files or ()} for name in DSL_WHEELS)
+    except metadata.PackageNotFoundError:
+        return ""
+    for file in sorted(base.keys() & cuda_13.keys()):
+        theirs, ours = base[file].hash, cuda_13[file].hash
+        if theirs is None or ours is None or theirs.value == ours.value:
+            continue
+        digest = hashlib.sha256(Path(file.locate()).read_bytes()).digest()
+        found = base64.urlsafe_b64encode(digest).decode().rstrip("=")  # as RECORD has it
+        return str(file) if found == theirs.value else ""
+    return ""
 
 
 def _asked_by_flashinfer() -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from importlib import metadata
 from pathlib import Path
 
@@ -105,6 +107,30 @@ def test_metadata_and_library_folders_are_read(tmp_path: Path, monkeypatch: pyte
     place.write_bytes(b"")
     read = collect({"LD_LIBRARY_PATH": f"relative::{tmp_path}"})
     assert read == Packages(SOUND, ("nvidia-cutlass-dsl>=4.7.0a0",), str(place))
+
+
+@pytest.mark.parametrize("last", ["base", "cu13"])
+def test_a_wheel_of_the_cute_dsl_that_was_overwritten_is_told_by_its_file(
+    last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both wheels record the same path with another content; what lies there is of the one installed last."""
+    files = {"base": b"for CUDA 12", "cu13": b"for CUDA 13"}
+    for part, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+        info = tmp_path / f"nvidia_cutlass_dsl_libs_{part}-4.5.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: nvidia-cutlass-dsl-libs-{part}\nVersion: 4.5.0\n")
+        (info / "RECORD").write_text(f"dsl/same.py,,\ndsl/ops.so,sha256={digest},11\n")
+    (tmp_path / "dsl").mkdir()
+    (tmp_path / "dsl" / "ops.so").write_bytes(files[last])
+    monkeypatch.syspath_prepend(tmp_path)
+    read = collect({})
+    findings = {finding.code: finding for finding in package_findings(read, machine(RTX, flashinfer=None))}
+    assert ("cutlass-dsl-wheels" in findings) == (last == "base")
+    if last == "base":
+        finding = findings["cutlass-dsl-wheels"]
+        assert "dsl/ops.so is the file of nvidia-cutlass-dsl-libs-base" in finding.message
+        assert finding.fix.endswith("nvidia-cutlass-dsl-libs-cu13==4.5.0.")
 
 
 def _version(name: str) -> str:

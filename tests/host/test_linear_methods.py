@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -232,11 +235,17 @@ def test_dummy_weights_can_be_measured(serving: Serving, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["modelopt", "modelopt, weight-only"])
 def test_a_quantized_lm_head_is_multiplied_by_its_method(serving: Serving, kind: str) -> None:
+    """sglang#35354: its packed bytes were multiplied as a weight, or K did not fit."""
     from sglang.srt.layers import logits_processor
 
     serving.decide("torch_reference")
     case = make_case(kind, 128, [64], fresh_generator())
     assert logits_processor.should_apply_lm_head_quant_method(case.layer, case.method)
+    case.layer.quant_method = SimpleNamespace(apply=lambda layer, x, bias: case.run(x, bias))
+    x = random_activation(3, 128, torch.bfloat16, fresh_generator())
+    processor: Any = SimpleNamespace()
+    logits = logits_processor.LogitsProcessor._compute_lm_head(processor, x, case.layer)
+    assert torch.equal(logits, case.run(x))
     # An unprepared layer is still SGLang's to judge.
     assert not logits_processor.should_apply_lm_head_quant_method(torch.nn.Module(), case.method)
 
