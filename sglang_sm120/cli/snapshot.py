@@ -215,7 +215,8 @@ def _cache() -> tuple[str, str]:
     try:
         os.stat(path)
         env.cache_dir()
-        return str(path), ""
+        # A read-only disk tells itself only when something is written.
+        return str(path), "" if os.access(path, os.W_OK) else f"the cache folder {path} is read-only"
     except Sm120Error as error:
         return str(path), str(error)
     except FileNotFoundError:

@@ -75,6 +75,14 @@ def test_doctor_reports_a_cache_folder_that_cannot_be(
     assert "cannot be used" in take_snapshot().cache_problem
 
 
+def test_doctor_reports_a_cache_folder_on_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path))
+    assert take_snapshot().cache_problem == ""
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and allowed(path, mode))
+    assert take_snapshot().cache_problem == f"the cache folder {tmp_path} is read-only"
+
+
 def test_the_command_names_the_folder_of_a_config_json(bare: Bare, tmp_path: Path) -> None:
     folder = _model(tmp_path / "m")
     done = bare.run("serve-args", str(folder / "config.json"), *CARD)
