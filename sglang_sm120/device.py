@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sglang_sm120 import build
+from sglang_sm120.backends.operator_table import calls_the_wheel
 from sglang_sm120.backends.record import Capability, HostFacts
 from sglang_sm120.backends.table import FLASHINFER_NAMES
 from sglang_sm120.errors import Sm120Error
@@ -55,7 +56,12 @@ def collect_facts(device: int | None = None) -> HostFacts:
     if "cuda" in versions:
         versions.setdefault("cuda_toolkit", versions["cuda"])
     return HostFacts(
-        capability=capability, versions=versions, flashinfer_support=support, device_name=name, problems=problems
+        capability=capability,
+        versions=versions,
+        flashinfer_support=support,
+        device_name=name,
+        problems=problems,
+        wheel_code=_read_sgl_kernel(capability, versions, problems),
     )
 
 
@@ -162,6 +168,23 @@ def _ask_our_kernels(capability: Capability | None, versions: dict[str, str], pr
         versions["kernels_cuda"] = "{}.{}".format(*build.cuda_version(capability))
     except Sm120Error as error:
         problems["kernels_cuda"] = str(error)
+
+
+def _read_sgl_kernel(capability: Capability | None, versions: dict[str, str], problems: dict[str, str]) -> bool | None:
+    """Read from the library of the sgl-kernel wheel whether it has code for the card, where SGLang's operators are its.
+
+    A file that cannot be read is a problem and no answer: the table then decides.
+    """
+    if capability is None or not calls_the_wheel(HostFacts(capability, versions)):
+        return None
+    from sglang_sm120.diagnosis.compiled import library_of
+
+    library, problem = _attempt(lambda: library_of("sgl_kernel", capability, "common_ops*.so"))
+    problem = problem or (", ".join(library.problems) if library is not None else None)
+    if problem:
+        problems["sgl_kernel"] = f"its library cannot be read ({problem})"
+        return None
+    return library.running(capability) > 0 if library is not None else None
 
 
 def _import(key: str, versions: dict[str, str], problems: dict[str, str]) -> Any | None:

@@ -79,7 +79,9 @@ OPERATORS: tuple[Operator, ...] = (
 
 _CUTLASS = BACKENDS["cutlass"]
 
-#: The wheel of 0.5.9: compiled ahead, machine code for exactly these capabilities and no PTX.
+#: The wheel of 0.5.9: compiled ahead, machine code for exactly these capabilities and no PTX. Somebody may have built
+#: another one: ``HostFacts.wheel_code`` is what the installed library says of itself. It can take a row back and cannot
+#: add one, because the sources send these capabilities and no other to a grouped GEMM.
 _WHEEL = Backend(
     value="sgl_kernel",
     enum_name="SGL_KERNEL",
@@ -88,7 +90,11 @@ _WHEEL = Backend(
     rows=tuple(CapabilityRow(capability, _WHEEL_CODE) for capability in ((10, 0), (12, 0))),
     absent=(
         *_CUTLASS.absent,
-        Absence(((10, 3), (12, 1)), "the wheel has NVFP4 code for sm_100a and sm_120a alone", _WHEEL_CODE),
+        Absence(
+            ((10, 3), (12, 1)),
+            "its grouped GEMM is for 10.0 and 12.0, and the published wheel has NVFP4 code for no other card",
+            _WHEEL_CODE,
+        ),
     ),
 )
 
@@ -117,10 +123,30 @@ def provider_of(facts: HostFacts) -> Backend | None:
     return next((provider for releases, provider in PROVIDERS if holds(releases, facts)), None)
 
 
+def calls_the_wheel(facts: HostFacts) -> bool:
+    """Return whether the installed SGLang's operators are those of the sgl-kernel wheel."""
+    return provider_of(facts) is _WHEEL
+
+
 def has_no_kernels_here(facts: HostFacts) -> str | None:
     """Return why SGLang's own operators cannot run on this machine; ``None`` if they can, or if there are none."""
     provider = provider_of(facts)
     if provider is None:
         return None
     judged = judge(provider, facts)
-    return None if judged.status == "ok" else judged.reason
+    if judged.status != "ok":
+        return judged.reason
+    if calls_the_wheel(facts) and facts.wheel_code is False and facts.capability is not None:
+        return "was compiled for other cards than compute capability {}.{}".format(*facts.capability)
+    return None
+
+
+def how_it_is_known(facts: HostFacts) -> str:
+    """Say what the installed wheel's library adds to the table; empty where nothing was compiled ahead."""
+    if not calls_the_wheel(facts):
+        return ""
+    if facts.wheel_code is None:
+        return "by the table of published wheels; its library was not read"
+    if facts.wheel_code:
+        return "its library has code for this card"
+    return "its library has no code for this card"

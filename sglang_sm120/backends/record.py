@@ -163,6 +163,8 @@ class HostFacts:
         probed: status that ``sglang-sm120 probe`` recorded on this card and these versions, by value, and by
             :data:`QUANTIZER`; empty if nothing valid is recorded.
         probed_experts: the same of MoE runners.
+        wheel_code: whether the library of the installed sgl-kernel wheel has code for the card; ``None`` if the SGLang
+            calls none of its NVFP4 operators, or the library is missing or cannot be read.
     """
 
     capability: Capability | None
@@ -172,6 +174,7 @@ class HostFacts:
     problems: dict[str, str] = field(default_factory=dict)
     probed: dict[str, str] = field(default_factory=dict)
     probed_experts: dict[str, str] = field(default_factory=dict)
+    wheel_code: bool | None = None
 
     def passed_probe(self, value: str) -> bool:
         """Whether ``probe`` found the value right on this very card and these versions."""

@@ -78,15 +78,25 @@ def read_library(owner: str, files: Iterator[Path]) -> Library | None:
     return Library(owner, tuple(units), tuple(problems)) if units or problems else None
 
 
+def library_of(package: str, capability: tuple[int, int] | None, pattern: str = "*.so") -> Library | None:
+    """Return what an installed package has code for; ``None`` if it is missing or has no GPU code.
+
+    Args:
+        package: its import name.
+        capability: of the GPU; some packages load another library for it.
+        pattern: names of the files that count.
+    """
+    folder = _package(package)
+    if folder is None:
+        return None
+    return read_library(package, (f for f in sorted(folder.rglob(pattern)) if _is_loaded(f, capability)))
+
+
 def _libraries(capability: tuple[int, int] | None) -> Iterator[Library]:
     ours = Path(__file__).resolve().parents[1] / "prebuilt"
-    places = {"sglang_sm120": ours, "sgl_kernel": _package("sgl_kernel"), "flashinfer": _package("flashinfer")}
-    places["flashinfer_jit_cache"] = _package("flashinfer_jit_cache")
-    for owner, folder in places.items():
-        if folder is not None:
-            library = read_library(owner, (f for f in sorted(folder.rglob("*.so")) if _is_loaded(f, capability)))
-            if library is not None:
-                yield library
+    found = [read_library("sglang_sm120", iter(sorted(ours.rglob("*.so"))))] if ours.is_dir() else []
+    found += [library_of(package, capability) for package in ("sgl_kernel", "flashinfer", "flashinfer_jit_cache")]
+    return (library for library in found if library is not None)
 
 
 def _is_loaded(file: Path, capability: tuple[int, int] | None) -> bool:

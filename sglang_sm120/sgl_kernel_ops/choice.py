@@ -5,7 +5,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from sglang_sm120.backends import BACKENDS
-from sglang_sm120.backends.operator_table import OPERATORS, has_no_kernels_here, provider_of
+from sglang_sm120.backends.operator_table import OPERATORS, has_no_kernels_here, how_it_is_known, provider_of
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.dispatch import Decision, substitute
 
@@ -41,6 +41,8 @@ def implementations(decision: Decision | None, facts: HostFacts) -> dict[str, st
         text = f"none that runs here: {provider.value} {reason}"
     else:
         text = f"{provider.value}, SGLang's own"
+    known = how_it_is_known(facts)
+    text += f"; {known}" if known else ""
     release = _release(facts)
     return {operator.name: text for operator in OPERATORS if release >= Version(operator.since)}
 

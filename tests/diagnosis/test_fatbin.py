@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from sglang_sm120 import device
 from sglang_sm120.diagnosis.compiled import read_library
 from sglang_sm120.diagnosis.fatbin import Target, containers
 from tests.support import cuda_tools
@@ -47,6 +49,35 @@ def test_a_card_runs_the_units_that_have_code_for_it(library: Path, capability: 
     found = read_library("test", iter([library]))
     assert found is not None
     assert found.running(capability) == running
+
+
+def test_the_operators_are_chosen_by_the_library_of_the_wheel_that_is_installed(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the library that a card loads counts, and only for the SGLang that calls it."""
+    ours = tmp_path / "sgl_kernel"
+    for folder in ("sm90", "sm100"):
+        (ours / folder).mkdir(parents=True)
+    (ours / "__init__.py").write_text("raise ImportError('the wheel of another torch')")
+    wheel = ours / "sm100" / "common_ops.abi3.so"
+    wheel.write_bytes(_elf(_container(16, _image())))  # for sm_120f
+    (ours / "flash_ops.so").write_bytes(library.read_bytes())
+    (ours / "sm90" / "common_ops.abi3.so").write_bytes(library.read_bytes())
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+
+    def read(card: tuple[int, int], release: str = "0.5.9") -> tuple[bool | None, dict[str, str]]:
+        problems: dict[str, str] = {}
+        return device._read_sgl_kernel(card, {"sglang": release}, problems), problems
+
+    assert [read(card)[0] for card in ((12, 0), (12, 1), (10, 0), (9, 0))] == [True, True, False, True]
+    assert read((12, 0), "0.5.10") == (None, {})
+    wheel.write_bytes(library.read_bytes())  # what nvcc made
+    assert read((10, 0)) == (True, {})
+    wheel.write_bytes(library.read_bytes()[:3000])
+    answer, problems = read((12, 0))
+    assert answer is None
+    assert "common_ops.abi3.so" in problems["sgl_kernel"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -40,6 +41,33 @@ def decided(backend: str | None) -> Decision:
 )
 def test_ours_count_where_sglangs_have_no_code(backend: str | None, facts: HostFacts, expected: str | None) -> None:
     assert stand_in(decided(backend), facts) == expected
+
+
+def test_the_installed_library_can_take_a_card_from_the_table_and_give_it_none() -> None:
+    """Without the library's word the table decides; sources that refuse a card refuse it whatever was compiled."""
+    for card, word, expected in (
+        (RTX, None, None),
+        (RTX, True, None),
+        (RTX, False, "sm120"),
+        (SPARK, True, "sm120"),
+        (HOPPER, True, "sm120"),
+    ):
+        assert stand_in(decided("sm120"), replace(released(card, "0.5.9"), wheel_code=word)) == expected
+    # Later releases compile their operators: nothing of the wheel counts.
+    assert stand_in(decided("sm120"), replace(released(RTX, "0.5.14"), wheel_code=False)) is None
+
+
+def test_doctor_says_whether_the_library_was_asked() -> None:
+    def line(word: bool | None) -> str:
+        facts = replace(released(RTX, "0.5.9"), wheel_code=word)
+        return implementations(decided("sm120"), facts)["cutlass_fp4_group_mm"]
+
+    assert line(None) == "sgl_kernel, SGLang's own; by the table of published wheels; its library was not read"
+    assert line(True) == "sgl_kernel, SGLang's own; its library has code for this card"
+    assert line(False) == (
+        "sm120 of this package (sgl_kernel was compiled for other cards than compute capability 12.0); its library has "
+        "no code for this card"
+    )
 
 
 def test_a_checked_kernel_is_preferred_where_another_backend_multiplies() -> None:
