@@ -92,7 +92,7 @@ _WHEEL = Backend(
         *_CUTLASS.absent,
         Absence(
             ((10, 3), (12, 1)),
-            "its grouped GEMM is for 10.0 and 12.0, and the published wheel has NVFP4 code for no other card",
+            "its grouped GEMM is for 10.0 and 12.0 alone, and the wheel on PyPI has code for no other such card",
             _WHEEL_CODE,
         ),
     ),
