@@ -79,7 +79,8 @@ VARIABLES: tuple[Variable, ...] = (
         "path",
         "`tuning/` in the cache folder",
         "File of `sglang-sm120 tune --output` that `sm120_tuned` reads instead of the one for this card and these "
-        "versions in the cache folder.",
+        "versions in the cache folder. A link is followed, as Kubernetes mounts ConfigMaps; link and file must belong "
+        "to the user or to root, and nobody else may write to the file.",
     ),
     Variable(
         VERIFY,
@@ -87,7 +88,8 @@ VARIABLES: tuple[Variable, ...] = (
         "0",
         "`N` checks the products of dense FP4 layers against the float64 oracle: each layer once for every M before a "
         "CUDA graph is captured, and all layers in every N-th step, which then runs without a graph. Slow; the first "
-        "wrong result ends the server ([verifying.md](verifying.md)). SGLang's own parser takes no flag for it.",
+        "wrong result ends the server ([verifying.md](verifying.md)). The same on every node. SGLang's own parser "
+        "takes no flag for it.",
     ),
     Variable(
         REPORT,
