@@ -50,6 +50,7 @@ def _print_bars(console: Console, report: dict[str, Any]) -> None:
     table = Table("what a step reads", "format", "MB", "ms", "", "changed by", pad_edge=False)
     for column in (2, 3):
         table.columns[column].justify = "right"
+    table.columns[5].overflow = "fold"  # a flag that is cut off cannot be copied
     largest = max(bar["share"] for bar in report["bars"])
     for bar in report["bars"]:
         colour = "green" if "FP4" in bar["format"] else "cyan"
@@ -69,6 +70,7 @@ def _print_bars(console: Console, report: dict[str, Any]) -> None:
 
 def _print_flags(console: Console, report: dict[str, Any]) -> None:
     table = Table("flag", "reaches", "can change", "cannot change", pad_edge=False)
+    table.columns[0].no_wrap = True
     for flag in report["flags"]:
         share = "[yellow]nothing here[/]" if flag["no_op"] else f"{100 * flag['share']:.0f} %"
         if flag["flag"] == "--speculative-moe-runner-backend":
@@ -81,6 +83,7 @@ def _print_gemms(console: Console, report: dict[str, Any]) -> None:
     table = Table("GEMM on one rank", "N", "K", "format", "layers", "per layer", "MB", pad_edge=False)
     for column in (1, 2, 4, 5, 6):
         table.columns[column].justify = "right"
+    table.columns[0].overflow = "fold"
     for gemm in report["gemms"]:
         cells = (gemm["n"], gemm["k"], gemm["format"], gemm["layers"], f"{gemm['per_layer']:g}")
         table.add_row(escape(gemm["name"]), *map(str, cells), f"{gemm['bytes'] / 1e6:.1f}")

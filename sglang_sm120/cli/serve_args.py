@@ -67,6 +67,8 @@ def render_serve_args(report: dict[str, Any], console: Console | None = None) ->
     typer.echo(shell_command(report))
     typer.echo()
     table = Table("flag", "why", "source", pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"  # what is cut off can be neither copied nor looked up
     for flag in (*report["environment"], *report["flags"]):
         if flag["source"] != "you":
             table.add_row(f"{flag['name']} {escape(flag['value'])}", escape(flag["reason"]), escape(flag["source"]))
