@@ -91,15 +91,22 @@ class ExpertLayer:
             bytes_ = torch.randint(0x30, 0x48, scale.shape, dtype=torch.uint8, generator=generator)
             scale.data.copy_(bytes_.view(torch.float8_e4m3fn))
         self.weight_decode = {n: torch.rand(experts, generator=generator) * 1e-2 + 1e-2 for n in ("w13", "w2")}
-        self.input_decode = {"w13": 1 / 128, "w2": 1 / 64}
         encoded = self.kind != "ModelOpt"
+        # One activation scale for all experts of the model, the largest; compressed-tensors has one for each.
+        spread = torch.exp2(-(torch.arange(experts) % 3).float()) if encoded else torch.ones(())
+        self.input_decode = {"w13": spread / 128, "w2": spread / 64}
         names = ("weight_global_scale", "input_global_scale") if encoded else ("weight_scale_2", "input_scale")
         for name in ("w13", "w2"):
             decode = self.weight_decode[name]
-            for suffix, value in zip(names, (decode, torch.tensor(self.input_decode[name])), strict=True):
+            for suffix, value in zip(names, (decode, self.input_decode[name]), strict=True):
                 parameter = getattr(layer, f"{name}_{suffix}").data
                 value = 1 / value if encoded else value
                 parameter.copy_(value.unsqueeze(-1) if value.dim() and parameter.dim() == 2 else value)
+            scales = getattr(layer, f"{name}_{names[1]}").data
+            if not encoded:
+                scales[:-1] *= 0.25  # the last expert has the largest, whichever rank holds it
+            if scales.dim() == 2 and scales.shape[1] == 2:
+                scales[:, 0] *= 2 if encoded else 0.5  # the gate's: of a pair the one that clips less counts
         self.before = {
             name: (getattr(layer, f"{name}_{packed}").data.clone(), getattr(layer, f"{name}_weight_scale").data.clone())
             for name in ("w13", "w2")
@@ -130,11 +137,11 @@ class ExpertLayer:
         return out
 
     def oracle_arguments(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> tuple[Any, ...]:
-        """What ``moe_bound.expected`` takes, from the tensors as the loader left them."""
+        """What ``expert_bound.expected`` takes, from the tensors as the loader left them."""
 
         def stack(name: str) -> reference.ExpertWeights:
             packed, scales = self.before[name]
-            encode = torch.tensor(self.input_decode[name]).reciprocal()
+            encode = self.input_decode[name].reciprocal()
             alpha = self.input_decode[name] * self.weight_decode[name]
             return reference.ExpertWeights(packed.cpu(), scales.cpu(), alpha, encode, ScaleLayout.LINEAR)
 
