@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -114,13 +115,15 @@ def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _store() -> torch.distributed.Store | None:
-    """The store in which the ranks of the server have met; ``None`` where there is one rank."""
+def _store() -> Any:
+    """The store in which the ranks of the server have met; ``None`` where there is one rank.
+
+    torch has no public name for it; every release since 1.10 has this one.
+    """
     if world_size() == 1:
         return None
-    from torch.distributed import distributed_c10d
-
-    return torch.distributed.PrefixStore("sglang_sm120", distributed_c10d._get_default_store())
+    c10d: Any = import_module("torch.distributed.distributed_c10d")
+    return c10d.PrefixStore("sglang_sm120", c10d._get_default_store())
 
 
 def _key(name: str, rank: int) -> str:
