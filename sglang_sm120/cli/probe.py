@@ -36,6 +36,8 @@ def probe(values: list[str], timeout: float, *, as_json: bool) -> tuple[dict[str
     identity = identity_of(facts)
     record.require_place(identity)
     outcomes: dict[str, Outcome] = {}
+    experts: dict[str, Outcome] = {}
+    runners = run.runners(values)
     console = Console(stderr=True, quiet=as_json)
     with console.status("probing") as status:
         judged = run.probe(names, facts, timeout)
@@ -43,17 +45,23 @@ def probe(values: list[str], timeout: float, *, as_json: bool) -> tuple[dict[str
             status.update(escape(f"probing {name} ({position} of {len(names)}), at most {timeout:g} s"))
             _, outcomes[name] = next(judged)
             record.save(identity, {name: outcomes[name]})
-    failed = any(outcome.status in FAILED for outcome in outcomes.values())
+        judged = run.probe_experts(runners, facts, timeout)
+        for position, name in enumerate(runners, start=1):
+            status.update(escape(f"probing experts of {name} ({position} of {len(runners)}), at most {timeout:g} s"))
+            _, experts[name] = next(judged)
+            record.save(identity, {}, {name: experts[name]})
+    failed = any(outcome.status in FAILED for outcome in (*outcomes.values(), *experts.values()))
     missing = any(outcomes[value].status == "unsupported" for value in values)
-    return _report(facts, outcomes), 1 if failed or missing else 0
+    return _report(facts, outcomes, experts), 1 if failed or missing else 0
 
 
-def _report(facts: HostFacts, outcomes: dict[str, Outcome]) -> dict[str, Any]:
+def _report(facts: HostFacts, outcomes: dict[str, Outcome], experts: dict[str, Outcome]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "device": device(facts),
         "versions": dict(sorted(facts.versions.items())),
         "outcomes": {name: vars(outcome) for name, outcome in outcomes.items()},
+        "experts": {name: vars(outcome) for name, outcome in experts.items()},
     }
 
 
@@ -63,7 +71,8 @@ def render(report: dict[str, Any], console: Console | None = None) -> None:
     capability = report["device"]["capability"]
     console.print(escape(report["device"]["name"] + (f", compute capability {capability}" if capability else "")))
     table = Table("what", "verdict", "seconds", "why", pad_edge=False)
-    for name, outcome in report["outcomes"].items():
+    experts = {f"experts: {name}": outcome for name, outcome in report["experts"].items()}
+    for name, outcome in {**report["outcomes"], **experts}.items():
         colour = _COLOURS[outcome["status"]]
         verdict = f"[{colour}]{outcome['status']}[/]"
         table.add_row(name, verdict, f"{outcome['seconds']:.1f}", escape(outcome["reason"]))

@@ -73,7 +73,7 @@ def run_job(job: dict[str, Any], report: Callable[..., None]) -> tuple[str, str]
             report(step=step)
             note = action() or note
             count += 1
-            products += step.startswith("GEMM")
+            products += step.startswith(("GEMM", "experts"))
     except WrongResult as error:
         return "wrong", f"{step}: {error}"
     except Exception as error:  # noqa: BLE001 - whatever a backend raises is its verdict

@@ -49,11 +49,13 @@ class ExpertOperations:
         moe: the whole layer.
         warm_up: context of the first call: FlashInfer's autotuner where SGLang runs it.
         can_be_captured: whether a CUDA graph can hold a call.
+        rounds_between: it hands numbers of the type of ``hidden`` from kernel to kernel, not float32 or better.
     """
 
     moe: Moe
     warm_up: Callable[[], AbstractContextManager[object]] = nullcontext
     can_be_captured: bool = True
+    rounds_between: bool = False
 
 
 def of_runner(runner: str) -> ExpertOperations:
@@ -67,7 +69,7 @@ def of_runner(runner: str) -> ExpertOperations:
         remedy = f"take one of {', '.join(CALLABLE_RUNNERS)}; a server alone can call the others"
         raise ConfigError(bad_value("runner", runner, remedy))
     if MOE_RUNNERS[runner].implementation is None:
-        return ExpertOperations(_flashinfer(), autotune)
+        return ExpertOperations(_flashinfer(), autotune, rounds_between=True)
 
     def moe(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, layer: Layer) -> torch.Tensor:
         stacks = [t for s in (layer.w13, layer.w2) for t in (s.packed, s.scales, s.alpha, s.input_global_scale)]

@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from sglang_sm120.backends import BACKENDS, verdict
-from sglang_sm120.backends.moe_table import CALLABLE_RUNNERS
+from sglang_sm120.backends.moe_table import CALLABLE_RUNNERS, MOE_RUNNERS
 from sglang_sm120.backends.record import QUANTIZER, HostFacts
+from sglang_sm120.backends.verdict import judge
 from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.probing import children
 from sglang_sm120.probing.children import Job
+from sglang_sm120.probing.expert_plan import expert_plan_for
 from sglang_sm120.probing.plan import plan_for
 from sglang_sm120.probing.record import FAILED, Outcome
 
+RUNNER_FACTORY = "sglang_sm120.probing.expert_operations:of_runner"
+EXPERT_STEPS = "sglang_sm120.probing.expert_steps:planned"
 #: What a child can call; SGLang's own kernels live in a server only.
 PROBEABLE = tuple(b.value for b in BACKENDS.values() if b.can_be_added and not b.per_call)
 WHAT_CAN_BE_PROBED = (
@@ -32,6 +36,28 @@ def subjects(wanted: Sequence[str]) -> list[str]:
         if value not in PROBEABLE:
             raise ConfigError(bad_value("BACKEND", value, WHAT_CAN_BE_PROBED))
     return [QUANTIZER, *(dict.fromkeys(wanted) or PROBEABLE)]
+
+
+def runners(wanted: Sequence[str]) -> list[str]:
+    """Return the MoE runners to probe among ``wanted``; all that a child can call, if nothing is named."""
+    return [value for value in CALLABLE_RUNNERS if not wanted or value in wanted]
+
+
+def probe_experts(
+    names: Sequence[str],
+    facts: HostFacts,
+    timeout: float,
+    *,
+    run: Callable[[Job, float], Outcome] = children.run,
+) -> Iterator[tuple[str, Outcome]]:
+    """Judge each runner of NVFP4 experts and yield its name with the verdict; arguments as of :func:`probe`."""
+    for name in names:
+        judged = judge(MOE_RUNNERS[name], facts)
+        if judged.status != "ok":
+            yield name, Outcome("unsupported", judged.reason)
+            continue
+        device = "cpu" if facts.capability is None else "cuda"
+        yield name, run(Job(name, expert_plan_for(facts, name), device, RUNNER_FACTORY, EXPERT_STEPS), timeout)
 
 
 def probe(

@@ -95,10 +95,11 @@ class _Data:
         x = x.to(dtype)
         return x, encode_scale_from_amax(x.abs().amax().to(torch.float32))
 
-    def poison(self, *sizes: int) -> None:
-        """Leave blocks of these sizes (in bytes) full of NaN where the allocator will find them next."""
-        junk = [torch.full((size,), 0xFF, dtype=torch.uint8, device=self.device) for size in sizes for _ in range(3)]
-        del junk
+
+def poison(device: torch.device, *sizes: int) -> None:
+    """Leave blocks of these sizes (in bytes) full of NaN where the allocator will find them next."""
+    junk = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in sizes for _ in range(3)]
+    del junk
 
 
 def _quantizer(operations: Operations, data: _Data, m: int, k: int) -> None:
@@ -106,7 +107,7 @@ def _quantizer(operations: Operations, data: _Data, m: int, k: int) -> None:
     x, scale = data.activation(m, k, torch.bfloat16)
     rows, columns = padded_scale_shape(m, k // 16)
     for factor in (1.0, 0.25):
-        data.poison(m * k // 2, rows * columns)
+        poison(data.device, m * k // 2, rows * columns)
         packed, scales = operations.quantize(x, scale * factor)
         check_quantized(x, scale * factor, packed, scales)
 
@@ -120,7 +121,7 @@ def _products(operations: Operations, data: _Data, weight: _Weight, m: int, dtyp
     operands = (a, weight.packed, a_scale, weight.scales, alpha, bias, dtype)
     exact, bound = gemm_bound(*operands)
     for _ in range(repeats):
-        data.poison(m * weight.n * dtype.itemsize)
+        poison(data.device, m * weight.n * dtype.itemsize)
         check_product(operations.gemm(*operands), exact, bound)
 
 
@@ -133,7 +134,7 @@ def _linear(operations: Operations, data: _Data, weight: _Weight, m: int, dtype:
     alpha, bias = weight.epilogue(True, dtype)
     exact, bound = gemm_bound(a, weight.packed, a_scale, weight.scales, alpha, bias, dtype)
     for _ in range(repeats):
-        data.poison(m * weight.n * dtype.itemsize, m * weight.k // 2)
+        poison(data.device, m * weight.n * dtype.itemsize, m * weight.k // 2)
         check_product(operations.linear(x, weight.packed, weight.scales, scale, alpha, bias), exact, bound)
 
 

@@ -10,7 +10,7 @@ import torch
 from sglang_sm120 import ops
 from sglang_sm120.errors import ConfigError
 from sglang_sm120.formats import round_float64
-from tests.support import moe_bound
+from sglang_sm120.probing import expert_bound
 from tests.support.moe_problem import MoeProblem, random_moe
 from tests.support.nvfp4 import assert_matches_oracle
 
@@ -55,7 +55,7 @@ def test_the_bound_allows_the_neighbouring_code_next_to_a_boundary_and_nothing_e
     ones = torch.full((1, 16), 1.0, dtype=torch.float64)
     ones[0, 0] = 6.0  # block scale one
     ones[0, 1:4] = torch.tensor([1.25, 1.2, 5.0 - 1e-9])  # a tie, a number far from one, a number just below one
-    codes = moe_bound.quantize(moe_bound.Interval(ones, torch.zeros_like(ones)), encode)
+    codes = expert_bound.quantize(expert_bound.Interval(ones, torch.zeros_like(ones)), encode)
     assert codes.value[0, :4].tolist() == [6.0, 1.0, 1.0, 4.0]
     assert codes.error[0, :4].tolist() == [0.0, 0.5, 0.0, 2.0]
 

@@ -9,9 +9,9 @@ from sglang_sm120.backends.moe_table import KERNEL_RUNNERS
 from sglang_sm120.device import collect_facts
 from sglang_sm120.host import moe_choice
 from sglang_sm120.host.moe_choice import Runners
+from sglang_sm120.probing import expert_bound
 from tests.host.conftest import Serving
 from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
-from tests.support import moe_bound
 from tests.support.nvfp4 import assert_matches_oracle
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +42,7 @@ def test_layers_are_right(runner: str, kind: str, shape: str) -> None:
     layer = make(runner, kind, shape)
     for tokens in (0, 1, 9, 64, 200):
         batch = layer.batch(tokens)
-        total, bound = moe_bound.expected(*layer.oracle_arguments(*batch))
+        total, bound = expert_bound.expected(*layer.oracle_arguments(*batch))
         assert_matches_oracle(layer.run(*batch).cpu(), total, bound)
 
 

@@ -30,10 +30,10 @@ from sglang_sm120.errors import ConfigError, SelfTestError, UnsupportedError
 from sglang_sm120.host import moe_choice, moe_layers, moe_resolution
 from sglang_sm120.host.moe_choice import Runners
 from sglang_sm120.host.state import STATE
+from sglang_sm120.probing import expert_bound
 from tests.dispatch.machines import RTX, machine
 from tests.host.conftest import Serving
 from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
-from tests.support import moe_bound
 from tests.support.moe_configs import write_moe_config
 from tests.support.nvfp4 import assert_matches_oracle
 
@@ -86,7 +86,7 @@ def test_the_kernels_serve_the_same_layers(kind: str, shape: str) -> None:
     layer = ExpertLayer(kind, SHAPES[shape])
     for tokens in (1, 9):
         batch = layer.batch(tokens)
-        total, bound = moe_bound.expected(*layer.oracle_arguments(*batch))
+        total, bound = expert_bound.expected(*layer.oracle_arguments(*batch))
         assert_matches_oracle(layer.run(*batch), total, bound)
 
 

@@ -16,11 +16,12 @@ import torch
 
 from cpu_host.kernels import build
 from cpu_host.kernels.library import EmulatedLibrary
-from sglang_sm120 import env, native, native_moe, ops
+from sglang_sm120 import env, native, native_moe, ops, self_test
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, UnsupportedError
 from sglang_sm120.host import moe_choice, moe_layers, moe_resolution, moe_tuning, ranks
 from sglang_sm120.host.moe_choice import Runners
+from sglang_sm120.probing import expert_bound
 from sglang_sm120.records import identity_of
 from sglang_sm120.tuning import table
 from sglang_sm120.tuning.choice import Timing, choose
@@ -29,7 +30,6 @@ from sglang_sm120.tuning.results import ExpertEntry
 from tests.dispatch.machines import RTX, machine
 from tests.host.conftest import Serving
 from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
-from tests.support import moe_bound
 from tests.support.nvfp4 import assert_matches_oracle
 
 ON_A_CPU = HostFacts(capability=None)
@@ -51,15 +51,28 @@ def clean(serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     moe_tuning.forget()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The operands are so small that threads only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def library() -> EmulatedLibrary:
     return EmulatedLibrary(build.library_path())
 
 
 @pytest.fixture(autouse=True)
-def emulated(library: EmulatedLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+def checked(library: EmulatedLibrary, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels are emulated; their check at the start takes seconds there and is only counted."""
+    found: list[str] = []
     monkeypatch.setattr(native, "_library", lambda device: (library, True))
     monkeypatch.setattr(native_moe, "start", lambda device: None)
+    monkeypatch.setattr(self_test, "run_moe", lambda runner, device: found.append(runner))
+    return found
 
 
 def entries(times: Times, shape: ExpertShape = GEOMETRY) -> list[ExpertEntry]:
@@ -101,18 +114,18 @@ def by_sglang(layer: ExpertLayer, tokens: int) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_tokens_go_to_one_runner_and_many_to_another_and_both_are_right(
-    kind: str, called: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: str, called: list[str], checked: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a card where SGLang's own kernels do not run."""
     facts = machine(RTX, flashinfer="0.6.7")
     with caplog.at_level(logging.INFO, "sglang_sm120"):
         layer = tuned_layer(kind, facts, CPU_TIMES)
-    called.clear()
     for tokens in (0, 1, 4, 5, 70):
         batch = layer.batch(tokens)
-        total, bound = moe_bound.expected(*layer.oracle_arguments(*batch))
+        total, bound = expert_bound.expected(*layer.oracle_arguments(*batch))
         assert_matches_oracle(layer.run(*batch), total, bound)
     assert called == ["torch_reference"] * 3 + ["sm120"] * 2
+    assert checked == ["sm120", "torch_reference"], "no kernel serves unchecked"
     assert f"{GEOMETRY.label} bfloat16: M<=4 torch_reference, above sm120" in caplog.text
     caplog.clear()
     ExpertLayer(kind, Shape())
@@ -122,7 +135,6 @@ def test_few_tokens_go_to_one_runner_and_many_to_another_and_both_are_right(
 @pytest.mark.parametrize("kind", KINDS)
 def test_beyond_the_measured_crossover_sglangs_own_method_serves(kind: str, called: list[str]) -> None:
     layer = tuned_layer(kind, ON_RTX, RTX_TIMES)
-    called.clear()
     assert [by_sglang(layer, tokens) for tokens in (1, 16, 17, 64, 65)] == [False, False, True, True, True]
     assert called == ["sm120"] * 2
     layer.layer.dispatcher.local_expert_mapping = torch.empty(0)  # ids that SGLang's kernels would misread

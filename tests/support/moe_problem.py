@@ -8,8 +8,8 @@ import torch
 
 from sglang_sm120 import ops
 from sglang_sm120.layout import swizzle_128x4
+from sglang_sm120.probing import expert_bound
 from sglang_sm120.reference import Activation, ExpertWeights
-from tests.support import moe_bound
 
 
 @dataclass
@@ -26,7 +26,7 @@ class MoeProblem:
     first_expert: int = 0
 
     def arguments(self) -> tuple[object, ...]:
-        """The problem as ``moe_bound.expected`` and ``native_moe.moe`` take it."""
+        """The problem as ``expert_bound.expected`` and ``native_moe.moe`` take it."""
         return (
             self.hidden, self.ids, self.weights, self.w13, self.w2, self.activation, self.gate_first, self.first_expert
         )  # fmt: skip
@@ -42,7 +42,7 @@ class MoeProblem:
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The answer in float64 and the bound on the error."""
-        return moe_bound.expected(*self.arguments())  # type: ignore[arg-type]
+        return expert_bound.expected(*self.arguments())  # type: ignore[arg-type]
 
 
 def random_stack(

@@ -3,7 +3,8 @@
 Between the two GEMMs of an expert stands a quantization. Where a value lies next to a rounding boundary, an
 implementation whose float32 sums err by a part in a million may take the neighbouring code, or block scale. So the
 bound is interval arithmetic: every rounding is done at both ends of the interval that the errors before it allow.
-Nearly all intervals hold no boundary and collapse to one code, which keeps the bound tight.
+Nearly all intervals hold no boundary and collapse to one code, which keeps the bound tight. Grouped GEMMs that hand
+16-bit numbers from kernel to kernel cross many more boundaries; their bound is wider (``between``).
 """
 
 from __future__ import annotations
@@ -85,6 +86,13 @@ def activate(x: Interval, activation: Activation, gate_first: bool) -> Interval:
     return Interval(value.float().double(), error + value.abs() * APPROXIMATE)
 
 
+def rounded(x: Interval, dtype: torch.dtype | None) -> Interval:
+    """The same after a rounding to ``dtype``."""
+    if dtype is None:
+        return x
+    return Interval(x.value, x.error + (x.value.abs() + x.error) * UNIT[dtype] + SMALLEST[dtype])
+
+
 def expected(
     hidden: torch.Tensor,
     ids: torch.Tensor,
@@ -94,10 +102,16 @@ def expected(
     activation: Activation,
     gate_first: bool,
     first_expert: int = 0,
+    *,
+    between: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the answer before its last rounding and the bound on the error after it, float64 ``[M, H]``.
 
     Takes the arguments of ``ops.nvfp4_moe``; everything on one device.
+
+    Args:
+        between: the type to which an implementation rounds what it hands from kernel to kernel: the results of either
+            GEMM, of the activation, and every sum over experts. ``None`` keeps float32.
     """
     tokens, width = hidden.shape
     total = torch.zeros(tokens, width, dtype=torch.float64, device=hidden.device)
@@ -109,12 +123,13 @@ def expected(
         token, slot = torch.nonzero(ids == expert, as_tuple=True)
         x = hidden[token].double()
         first = gemm(quantize(Interval(x, torch.zeros_like(x)), _of(w13, local)), w13, local)
-        second = gemm(quantize(activate(first, activation, gate_first), _of(w2, local)), w2, local)
+        inner = rounded(activate(rounded(first, between), activation, gate_first), between)
+        second = rounded(gemm(quantize(inner, _of(w2, local)), w2, local), between)
         share = weights[token, slot].double().unsqueeze(-1)
         total.index_add_(0, token, share * second.value)
         error.index_add_(0, token, share.abs() * second.error)
         magnitude.index_add_(0, token, (share * second.value).abs())
-    error = error + magnitude * (ids.shape[1] + 16) * ADDITION
+    error = error + magnitude * ((ids.shape[1] + 16) * ADDITION + (ids.shape[1] * UNIT[between] if between else 0.0))
     bound = (total.abs() + error) * UNIT[hidden.dtype] * 1.01 + error * 1.01 + SMALLEST[hidden.dtype]
     return total, bound
 
