@@ -4,7 +4,7 @@
     python tools/kernel_patch.py [--check]
 
 The kernels come from ``csrc/``: every header that they reach, without the branches for the CPU emulation
-and for other cards. What only SGLang needs (launcher, Python wrapper, test, message) lies in
+and for other cards. What only SGLang needs (launcher, Python wrapper, test, benchmark, message) lies in
 ``tools/upstream_kernel``. ``--check`` changes nothing and returns 1 if the patch is not what would be written.
 """
 
@@ -28,6 +28,7 @@ PLACES = {
     "sm120_nvfp4_skinny.cuh.in": f"{JIT}/sm120_nvfp4_skinny.cuh",
     "sm120_nvfp4_skinny.py.in": "python/sglang/kernels/ops/gemm/sm120_nvfp4_skinny.py",
     "test_sm120_nvfp4_skinny.py.in": "test/registered/unit/kernels/test_sm120_nvfp4_skinny.py",
+    "bench_sm120_nvfp4_skinny.py.in": "test/registered/kernels/benchmark/gemm/bench_sm120_nvfp4_skinny.py",
 }
 #: What SGLang's launcher includes; it brings everything else with it.
 ROOTS = ("gemm_skinny/kernel.cuh", "quantize/select.cuh")

@@ -17,6 +17,8 @@ def main() -> dict[str, Any]:
     from sglang.kernels.ops.gemm import sm120_nvfp4_skinny as wrapper
     from tvm_ffi.libinfo import include_paths
 
+    from tests.patches import evidence
+
     with patch.object(wrapper, "load_jit") as load_jit:
         wrapper._jit_module()
     asked = load_jit.call_args.kwargs
@@ -35,7 +37,7 @@ def main() -> dict[str, Any]:
     (unit,) = spec.translation_units()
     flags = get_default_target_flags(make_jit_cuda_arch(12, 0))
     return {
-        "file": wrapper.__file__,
+        "patched": evidence.found(),
         "unit": unit.source,
         "flags": [*flags, *(f"-I{path}" for path in (*DEFAULT_INCLUDE, *include_paths()))],
     }

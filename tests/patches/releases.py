@@ -16,7 +16,8 @@ from sglang_sm120.upstream.catalog import Catalog, combined
 from sglang_sm120.upstream.operations import Change
 from sglang_sm120.upstream.patchfile import Hunk
 from sglang_sm120.upstream.target import Target
-from tests.matrix.conftest import interpreter_of
+from tests.matrix.conftest import ROOT, interpreter_of
+from tests.patches import evidence
 from tests.patches.overlay import overlay
 
 SCRIPT = Path(__file__).with_name("patched.py")
@@ -61,7 +62,10 @@ def added_lines(hunk: Hunk) -> list[str]:
 def hunks_of(change: Change) -> list[tuple[str, list[str]]]:
     """Module and added lines of every hunk in a module of the package."""
     return [
-        (c.path.removeprefix("python/").removesuffix(".py").replace("/", "."), added_lines(hunk))
+        (
+            c.path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__").replace("/", "."),
+            added_lines(hunk),
+        )
         for patch in change.series
         for c in patch.changes
         if c.path.startswith("python/") and c.path.endswith(".py")
@@ -69,14 +73,37 @@ def hunks_of(change: Change) -> list[tuple[str, list[str]]]:
     ]
 
 
-def ask(python: str, target: Target, change: Change, *, tests: bool, **environ: str) -> dict[str, Any]:
+def witnessing(change: Change, folder: Path, package: str = "sglang") -> dict[str, str]:
+    """Environment in which ``evidence.found`` looks for the hunks in modules of ``package``."""
+    folder.mkdir(exist_ok=True)
+    job = folder / "hunks.json"
+    job.write_text(json.dumps([hunk for hunk in hunks_of(change) if hunk[0].startswith(package)]))
+    return {evidence.VARIABLE: str(job)}
+
+
+def check(found: list[dict[str, Any]], target: Target, change: Change, package: str = "sglang") -> None:
+    """Every module of ``package`` names its file in the patched copy and has each hunk in it."""
+    hunks = [hunk for hunk in hunks_of(change) if hunk[0].startswith(package)]
+    assert len(found) == len(hunks) > 0
+    for (module, lines), seen in zip(hunks, found, strict=True):
+        assert seen["module"] == module
+        assert Path(seen["file"]).is_relative_to(target.package), seen
+        assert seen["hunk"] == hashlib.sha256("\n".join(lines).encode()).hexdigest(), seen
+
+
+def ask(python: str, target: Target, change: Change, folder: Path, *, tests: bool, **environ: str) -> dict[str, Any]:
     """Run ``patched.py`` with the patched copy first on the path, check its evidence and return its answer."""
-    hunks = hunks_of(change)
     files = [str(target.locate(f.path)) for f in change.state.files if f.path.startswith("test/")] if tests else []
     run = subprocess.run(
         [python, str(SCRIPT)],
-        input=json.dumps({"hunks": hunks, "tests": files}),
-        env={**os.environ, "PYTHONPATH": str(target.package.parent), "SGLANG_USE_CPU_ENGINE": "1", **environ},
+        input=json.dumps([file for file in files if Path(file).name.startswith("test_")]),
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{target.package.parent}:{ROOT}",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            **witnessing(change, folder),
+            **environ,
+        },
         cwd=target.package.parent,
         capture_output=True,
         text=True,
@@ -84,12 +111,7 @@ def ask(python: str, target: Target, change: Change, *, tests: bool, **environ: 
     )
     assert run.returncode == 0, run.stderr[-6000:]
     answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    # An unpatched tree cannot pass for a patched one: each module names its file and has each hunk in it.
-    assert len(answer["evidence"]) == len(hunks)
-    for (module, lines), seen in zip(hunks, answer["evidence"], strict=True):
-        assert seen["module"] == module
-        assert Path(seen["file"]).is_relative_to(target.package), seen
-        assert seen["hunk"] == hashlib.sha256("\n".join(lines).encode()).hexdigest(), seen
+    check(answer["evidence"], target, change)
     return answer
 
 

@@ -16,7 +16,7 @@ from tools.envs import RELEASES
 from tools.patch_register import register
 
 #: The first release that each change is for; below it the change is not needed or not possible.
-SINCE = {2: "0.5.12", 3: "0.5.12", 4: "0.5.16", 5: "0.5.20", 6: "0.5.23", 7: "0.5.23"}
+SINCE = {2: "0.5.12", 3: "0.5.12", 4: "0.5.16", 5: "0.5.20", 6: "0.5.23", 7: "0.5.23", 8: "0.5.23"}
 
 
 def test_the_register_is_up_to_date(real: Catalog) -> None:

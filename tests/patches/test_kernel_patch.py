@@ -12,6 +12,8 @@ import pytest
 
 from sglang_sm120.host.source_probe import package_root
 from sglang_sm120.upstream.catalog import Catalog
+from tests.matrix.conftest import ROOT
+from tests.patches import releases
 from tests.patches.releases import Release, patched
 from tests.support import cuda_tools
 from tools import kernel_gate, kernel_patch
@@ -61,17 +63,23 @@ def test_what_sglang_would_compile_passes_the_gate(
 ) -> None:
     package = package_root()
     assert package is not None
-    target, _ = patched(Release("0.5.23", sys.executable, package), real, tmp_path, tree=False)
+    target, change = patched(Release("0.5.23", sys.executable, package), real, tmp_path, tree=False)
+    wrapper = "sglang.kernels.ops.gemm.sm120_nvfp4_skinny"
     run = subprocess.run(
         [sys.executable, str(SCRIPT)],
-        env={**os.environ, "PYTHONPATH": str(target.package.parent), "SGLANG_USE_CPU_ENGINE": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{target.package.parent}:{ROOT}",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            **releases.witnessing(change, tmp_path / "witness", wrapper),
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
     assert run.returncode == 0, run.stderr[-4000:]
     answer = json.loads(run.stdout.splitlines()[-1])
-    assert Path(answer["file"]).is_relative_to(target.package)
+    releases.check(answer["patched"], target, change, wrapper)
     unit, cubin = tmp_path / "cuda.cu", tmp_path / "cuda.cubin"
     unit.write_text(answer["unit"])
     architecture = "-gencode=arch=compute_120f,code=sm_120f"

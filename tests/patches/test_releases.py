@@ -74,7 +74,7 @@ def test_the_patched_release_has_the_values_and_passes_the_patches_own_tests(
 ) -> None:
     there = published(release)
     target, change = patched(there, real, tmp_path, tree=True)
-    answer = ask(there.python, target, change, tests=True, SGLANG_SM120_DISABLE="1")
+    answer = ask(there.python, target, change, tmp_path / "witness", tests=True, SGLANG_SM120_DISABLE="1")
     assert not answer["plugin"]
     assert answer["tests"]["ok"], answer["tests"]["report"]
     assert answer["tests"]["run"] >= 2 * len(change.series)

@@ -19,6 +19,8 @@ from cpu_host.checkpoints import Spec, make
 from cpu_host.server import free_port
 from sglang_sm120.host.source_probe import package_root
 from sglang_sm120.upstream.catalog import Catalog
+from tests.matrix.conftest import ROOT
+from tests.patches import releases
 from tests.patches.releases import Release, patched
 
 WITNESS = Path(__file__).with_name("witness")
@@ -29,7 +31,7 @@ DEADLINE = 420
 def test_the_scheduler_resolves_the_value_of_a_patch(real: Catalog, tmp_path: Path) -> None:
     package = package_root()
     assert package is not None
-    target, _ = patched(Release("0.5.23", sys.executable, package), real, tmp_path / "patched", tree=False)
+    target, change = patched(Release("0.5.23", sys.executable, package), real, tmp_path / "patched", tree=False)
     model = make(tmp_path / "model", Spec(format="modelopt"))
     evidence, log = tmp_path / "evidence.json", tmp_path / "server.log"
     words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu"]
@@ -39,7 +41,8 @@ def test_the_scheduler_resolves_the_value_of_a_patch(real: Catalog, tmp_path: Pa
         **os.environ,
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_SM120_DISABLE": "1",
-        "PYTHONPATH": os.pathsep.join([str(WITNESS), str(target.package.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(WITNESS), str(target.package.parent), str(ROOT)]),
+        **releases.witnessing(change, tmp_path / "witness"),
         "SM120_PATCHED_EVIDENCE": str(evidence),
     }
     with log.open("w") as output:
@@ -60,6 +63,6 @@ def test_the_scheduler_resolves_the_value_of_a_patch(real: Catalog, tmp_path: Pa
             server.wait()
     facts = json.loads(evidence.read_text())
     assert facts["process"] != server.pid
-    assert Path(facts["file"]).is_relative_to(target.package)
+    releases.check(facts["patched"], target, change)
     assert (facts["resolved"], facts["flashinfer_name"]) == ("flashinfer_b12x", "b12x")
     assert facts["hooks"] in ([], ["off"])

@@ -16,18 +16,25 @@ from cpu_host.server import free_port
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.host.source_probe import package_root
 from sglang_sm120.upstream.catalog import Catalog
+from sglang_sm120.upstream.operations import Change
 from sglang_sm120.upstream.target import Target
 from tests.matrix.test_releases import ask_scheduler, command
+from tests.patches import releases
 from tests.patches.releases import Release, patched, published
 
 SCRIPT = Path(__file__).with_name("with_plugin.py")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def ask(python: str, release: str, target: Target) -> dict[str, Any]:
+def ask(python: str, release: str, target: Target, change: Change, folder: Path) -> dict[str, Any]:
     run = subprocess.run(
         [python, str(SCRIPT), release],
-        env={**os.environ, "PYTHONPATH": f"{target.package.parent}:{ROOT}", "SGLANG_USE_CPU_ENGINE": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{target.package.parent}:{ROOT}",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            **releases.witnessing(change, folder / "witness"),
+        },
         cwd=target.package.parent,
         capture_output=True,
         text=True,
@@ -36,6 +43,7 @@ def ask(python: str, release: str, target: Target) -> dict[str, Any]:
     assert run.returncode == 0, run.stderr[-6000:]
     answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     assert answer["root"] == str(target.package)
+    releases.check(answer.pop("evidence"), target, change)
     return answer
 
 
@@ -58,8 +66,8 @@ def check(answer: dict[str, Any], native: set[str]) -> None:
 def test_the_newest_release(real: Catalog, tmp_path: Path) -> None:
     package = package_root()
     assert package is not None
-    target, _ = patched(Release("0.5.23", sys.executable, package), real, tmp_path, tree=False)
-    answer = ask(sys.executable, "0.5.23", target)
+    target, change = patched(Release("0.5.23", sys.executable, package), real, tmp_path, tree=False)
+    answer = ask(sys.executable, "0.5.23", target, change, tmp_path)
     check(answer, {"flashinfer_auto", "flashinfer_b12x"})
     assert (answer["members"]["flashinfer_b12x"], answer["members"]["flashinfer_auto"]) == ("b12x", "auto")
     ours = {b.value for b in BACKENDS.values() if b.implementation is not None}
@@ -70,8 +78,8 @@ def test_the_newest_release(real: Catalog, tmp_path: Path) -> None:
 @pytest.mark.matrix
 def test_the_first_release_with_plugins(real: Catalog, tmp_path: Path) -> None:
     release = published("0.5.11")
-    target, _ = patched(release, real, tmp_path, tree=False)
-    answer = ask(release.python, "0.5.11", target)
+    target, change = patched(release, real, tmp_path, tree=False)
+    answer = ask(release.python, "0.5.11", target, change, tmp_path)
     check(answer, {"flashinfer_cutedsl"})
     assert answer["members"]["flashinfer_cutedsl"] == "cute-dsl"
     assert "flashinfer_b12x" in answer["members"], "what the patch does not bring is still added by the package"
@@ -82,11 +90,13 @@ def test_the_first_release_with_plugins(real: Catalog, tmp_path: Path) -> None:
 def test_a_spawned_scheduler_of_a_patched_release_resolves_every_value(real: Catalog, tmp_path: Path) -> None:
     package = package_root()
     assert package is not None
-    target, _ = patched(Release("0.5.23", sys.executable, package), real, tmp_path / "patched", tree=False)
+    target, change = patched(Release("0.5.23", sys.executable, package), real, tmp_path / "patched", tree=False)
     model = make(tmp_path / "model", Spec(format="modelopt"))
     words = command("launch_server", sys.executable, model, tmp_path, free_port())
     path = os.pathsep.join([str(ROOT / "tests" / "matrix" / "witness"), str(target.package.parent), str(ROOT)])
-    evidence = ask_scheduler(words, tmp_path / "evidence", PYTHONPATH=path)
+    watching = releases.witnessing(change, tmp_path / "witness")
+    evidence = ask_scheduler(words, tmp_path / "evidence", PYTHONPATH=path, **watching)
+    releases.check(evidence["auto"]["patched"], target, change)
     expected = {b.value: "external" for b in BACKENDS.values() if b.implementation is not None}
     expected |= {value: value for value in ("flashinfer_b12x", "flashinfer_auto")}
     for value, member in expected.items():

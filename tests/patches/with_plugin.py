@@ -20,6 +20,7 @@ def main(release: str) -> dict[str, Any]:
 
     from sglang_sm120.host.installer import probe, verify
     from sglang_sm120.host.source_probe import ModuleSource, enum_values, package_root
+    from tests.patches import evidence
 
     root = package_root()
     assert root is not None
@@ -31,6 +32,7 @@ def main(release: str) -> dict[str, Any]:
     ServerArgs.add_cli_args(parser)
     return {
         "root": str(root),
+        "evidence": evidence.found(),
         "problems": probe(root, Version(release)),
         "states": {s.name: s.state for s in verify()},
         "native": list(enum_values(cls).values()),

@@ -81,7 +81,14 @@ def _facts_of_this_process() -> dict[str, Any]:
         "flashinfer_name": chosen.get_flashinfer_backend(),
         "refusal": str(STATE.refusal) if STATE.refusal is not None else None,
         "states": {s.name: s.state for s in installer.verify()},
+        **({"patched": _patched()} if "SM120_PATCHED_HUNKS" in os.environ else {}),
     }
+
+
+def _patched() -> list[dict[str, Any]]:
+    from tests.patches import evidence
+
+    return evidence.found()
 
 
 def _resolve_again(value: str) -> dict[str, Any]:

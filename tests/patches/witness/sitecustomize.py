@@ -18,13 +18,15 @@ def _watch(scheduler):
 
         from sglang.srt.layers.quantization import fp4_utils
 
+        from tests.patches import evidence
+
         resolve(*arguments)
         chosen = fp4_utils.get_fp4_gemm_runner_backend()
         # SGLang calls the entry point of an installed package also when that is switched off.
         installer = sys.modules.get("sglang_sm120.host.installer")
         facts = {
             "process": os.getpid(),
-            "file": fp4_utils.__file__,
+            "patched": evidence.found(),
             "resolved": chosen.value,
             "flashinfer_name": chosen.get_flashinfer_backend(),
             "hooks": sorted({s.state for s in installer.verify()} if installer else []),
