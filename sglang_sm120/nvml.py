@@ -1,7 +1,7 @@
 """Compute capabilities of the GPUs of this machine, without torch and without creating a CUDA context.
 
-For whoever must know what cards there are before a process has chosen one: the arguments of a server, a start that is
-stopped, ``doctor``.
+For whoever must know what cards there are before a process has chosen one: the arguments of a server, and a start that
+is stopped.
 """
 
 from __future__ import annotations

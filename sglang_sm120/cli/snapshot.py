@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import re
@@ -24,7 +25,6 @@ from sglang_sm120.diagnosis.compiled import Compiled
 from sglang_sm120.diagnosis.packages import Packages
 from sglang_sm120.dispatch import Decision, Request, resolve, sglang_default
 from sglang_sm120.errors import Sm120Error
-from sglang_sm120.nvml import compute_capabilities
 
 T = TypeVar("T")
 
@@ -229,10 +229,17 @@ def _cache() -> tuple[str, str]:
 
 
 def _ranks_problem(facts: HostFacts) -> str:
-    """Let two GPUs talk where there are two and torch works; empty if they can, or nobody could try."""
+    """Let two GPUs talk where torch may use two; empty if they can, or nobody could try."""
     if "torch" in facts.problems or "torch" not in facts.versions:
         return ""
-    return two_ranks.exchange("nccl") if len(compute_capabilities()) >= 2 else ""
+    gpus, _ = _attempt(_gpus_of_torch)
+    return two_ranks.exchange("nccl") if gpus is not None and gpus >= 2 else ""
+
+
+def _gpus_of_torch() -> int:
+    """How many GPUs torch may use, not how many there are: its build may be for the CPU, and others may be hidden."""
+    torch = importlib.import_module("torch")
+    return int(torch.cuda.device_count())
 
 
 def _attempt(look: Callable[[], T]) -> tuple[T | None, str]:

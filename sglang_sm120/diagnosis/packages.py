@@ -45,7 +45,8 @@ class Packages:
     Attributes:
         installed: versions of the distributions that the table of packages names; missing key = not installed.
         asked: what the installed FlashInfer's metadata asks for, one requirement for each of :data:`FLASHINFER_NEEDS`.
-        other_cudnn: a part of cuDNN outside of this Python, which the loader may take; empty if there is none.
+        other_cudnn: a part of cuDNN outside of this Python, which the loader may take, its links followed; empty if
+            there is none.
         overwritten: a file of the CuTe DSL for CUDA 13 in whose place another wheel's lies; empty if there is none.
     """
 
@@ -123,7 +124,8 @@ def _cudnn(packages: Packages, facts: HostFacts) -> Iterator[Finding]:
         fix = f"Run: pip uninstall {' '.join(wrong)}, then pip install --force-reinstall --no-deps {right}"
         kept = packages.installed.get(right)
         yield Finding("cudnn-wheels", "warning", message, f"{fix}=={kept}." if kept else f"{fix}.")
-    if packages.other_cudnn and wheels and holds(CUDNN_LOADS_BY_NAME, facts):
+    differs = packages.other_cudnn and not packages.other_cudnn.endswith(f".so.{facts.versions.get('cudnn')}")
+    if differs and wheels and holds(CUDNN_LOADS_BY_NAME, facts):
         message = (
             f"cuDNN {facts.versions['cudnn']} of this Python loads {CUDNN_LOADED_BY_NAME} by its name and does not "
             f"bring it, so it takes {packages.other_cudnn} of another version and ends with "
@@ -179,7 +181,8 @@ def _asked_by_flashinfer() -> Iterator[str]:
 def _other_cudnn(environ: Mapping[str, str]) -> str:
     folders = [*filter(os.path.isabs, environ.get("LD_LIBRARY_PATH", "").split(":")), *_LIBRARY_FOLDERS]
     places = (Path(folder, CUDNN_LOADED_BY_NAME) for folder in folders)
-    return next((str(place) for place in places if os.path.exists(place)), "")
+    # What the links end at has the whole version in its name.
+    return next((os.path.realpath(place) for place in places if os.path.exists(place)), "")
 
 
 def _version(name: str) -> str | None:

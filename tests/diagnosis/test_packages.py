@@ -93,6 +93,13 @@ def test_another_cudnn_matters_to_wheels_that_lack_a_part_only(cudnn: str) -> No
     assert found(machine(RTX, cudnn=cudnn), other_cudnn=OTHER) == []
 
 
+def test_another_cudnn_of_the_same_version_is_no_conflict() -> None:
+    assert found(machine(RTX, cudnn="9.20.0"), other_cudnn=f"{OTHER}.20.0") == []
+    assert [finding.code for finding in found(machine(RTX, cudnn="9.20.0"), other_cudnn=f"{OTHER}.23.1")] == [
+        "cudnn-mixed"
+    ]
+
+
 def test_metadata_and_library_folders_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [
         "torch",
@@ -103,8 +110,9 @@ def test_metadata_and_library_folders_are_read(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(metadata, "requires", lambda name: asked)
     monkeypatch.setattr(metadata, "version", lambda name: SOUND[name])
     monkeypatch.setattr(room.metadata, "version", _version)
-    place = tmp_path / room.CUDNN_LOADED_BY_NAME
+    place = (tmp_path / f"{room.CUDNN_LOADED_BY_NAME}.23.1").resolve()
     place.write_bytes(b"")
+    (tmp_path / room.CUDNN_LOADED_BY_NAME).symlink_to(place.name)
     read = collect({"LD_LIBRARY_PATH": f"relative::{tmp_path}"})
     assert read == Packages(SOUND, ("nvidia-cutlass-dsl>=4.7.0a0",), str(place))
 

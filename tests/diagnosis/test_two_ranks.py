@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from sglang_sm120 import nvml
 from sglang_sm120.cli import snapshot
 from sglang_sm120.diagnosis.checks import talk_finding
 from sglang_sm120.diagnosis.two_ranks import exchange
@@ -66,8 +68,8 @@ def _runs(process: int) -> bool:
     return re.search(r"\) [ZX] ", state) is None  # in a container nobody may fetch its exit code
 
 
-@pytest.mark.parametrize(("gpus", "asked"), [(1, []), (2, ["nccl"]), (8, ["nccl"])])
-def test_doctor_lets_two_gpus_talk_where_there_are_two(
+@pytest.mark.parametrize(("gpus", "asked"), [(0, []), (1, []), (2, ["nccl"]), (8, ["nccl"])])
+def test_doctor_lets_two_gpus_talk_where_torch_may_use_two(
     gpus: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
@@ -77,7 +79,9 @@ def test_doctor_lets_two_gpus_talk_where_there_are_two(
         return "no answer for 90 s"
 
     monkeypatch.setattr(snapshot.two_ranks, "exchange", exchange)
-    monkeypatch.setattr(snapshot, "compute_capabilities", lambda: [RTX] * gpus)
+    # The machine has eight; a build of torch for the CPU, or CUDA_VISIBLE_DEVICES with UUIDs, leaves fewer.
+    monkeypatch.setattr(nvml, "compute_capabilities", lambda: [RTX] * 8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert snapshot._ranks_problem(machine(RTX)) == ("no answer for 90 s" if asked else "")
     assert tried == asked
     assert snapshot._ranks_problem(machine(RTX, torch=None)) == ""
