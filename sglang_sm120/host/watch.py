@@ -76,7 +76,7 @@ class Watcher:
         self.current: LayerCall | None = None
         self._step_due: bool | None = None  # None outside of steps
         self._checked_steps = 0
-        self._proven = False  # something was checked here, and the other ranks know
+        self._proven = False  # some rank has checked something, and every other one can see it
         self._names: set[str] = set()
         self._generator = torch.Generator().manual_seed(20)
 
@@ -134,9 +134,8 @@ class Watcher:
         because a later stage gets its input only after this step: the last rank that comes by sees all others.
         """
         told = ranks.tell("coverage", [self.coverage.checked, idle, self.coverage.text])
-        self._proven = self.coverage.checked > 0
-        somebody_checked = any(checked for checked, _, _ in told.values())
-        if somebody_checked or len(told) < ranks.world_size() or all(idle for _, idle, _ in told.values()):
+        self._proven = any(checked for checked, _, _ in told.values())
+        if self._proven or len(told) < ranks.world_size() or all(idle for _, idle, _ in told.values()):
             return
         by_text: dict[str, list[int]] = {}
         for rank, (_, _, text) in sorted(told.items()):

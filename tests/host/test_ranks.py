@@ -152,6 +152,10 @@ def test_a_pipeline_stage_without_a_layer_to_check_does_not_end_the_start(
         server.on(1, lambda: step(watcher, lambda: case.run(torch.ones(2, 64, dtype=torch.bfloat16))))
         server.on(2, lambda: step(empty[1], lambda: None))
         server.on(0, lambda: step(empty[0], lambda: None))
+        # Now all of them know, and no later step waits for the network.
+        monkeypatch.setattr(ranks, "tell", lambda name, value: pytest.fail("asked again"))
+        for rank, one in enumerate((empty[0], watcher, empty[1])):
+            server.on(rank, lambda one=one: step(one, lambda: None))  # type: ignore[misc]
 
 
 def test_a_server_in_which_no_stage_checks_anything_ends(server: Server) -> None:
