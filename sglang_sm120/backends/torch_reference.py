@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from sglang_sm120 import reference
+from sglang_sm120.errors import UnsupportedError, bad_value
 from sglang_sm120.formats import round_float64
 from sglang_sm120.layout import ScaleLayout
 from sglang_sm120.reference import Activation, ExpertWeights
@@ -90,6 +91,15 @@ def moe(
 
     Returns:
         [M, H] in the dtype of ``hidden``.
+
+    Raises:
+        UnsupportedError: a CUDA graph is being captured.
     """
+    if hidden.is_cuda and torch.cuda.is_current_stream_capturing():
+        remedy = (
+            "it waits for the GPU in every layer of experts, which no CUDA graph can record; start with "
+            "--disable-cuda-graph, or take another runner"
+        )
+        raise UnsupportedError(bad_value("--moe-runner-backend", "torch_reference", remedy))
     order = gate_first if activation == "silu" else None
     return reference.moe(hidden, topk_ids - first_expert, topk_weights, w13, w2, activation, order)

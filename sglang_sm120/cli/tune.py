@@ -77,9 +77,14 @@ def tune(wish: Wish, output: Path | None, *, again: bool, quiet: bool) -> Tuned:
 
 
 def _among(entry: Entry | ExpertEntry | None, values: list[str]) -> Entry | ExpertEntry | None:
-    """Drop the times of backends that are not asked for now, of which earlier runs may have had some."""
+    """Drop what earlier runs measured of backends that are not asked for now."""
     timings = {value: timing for value, timing in entry.timings.items() if value in values} if entry else {}
-    return replace(entry, backend=choose(timings), timings=timings) if entry and timings else None
+    if entry is None or not timings:
+        return None
+    if isinstance(entry, ExpertEntry):
+        launches = {value: count for value, count in entry.launches.items() if value in timings}
+        return replace(entry, backend=choose(timings), timings=timings, launches=launches)
+    return replace(entry, backend=choose(timings), timings=timings)
 
 
 def report(tuned: Tuned) -> dict[str, Any]:

@@ -99,6 +99,21 @@ def or_left_to_sglang(experts: Experts) -> Iterator[None]:
         STATE.warn_once(experts.left, f"{theirs} serves experts that {FLAG} {experts.runner} does not: {refusal}")
 
 
+def check_preparation(layer: Any, experts: Experts, inner: int) -> None:
+    """Refuse a size that SGLang's preparation ends in an assertion for, whoever serves the layer afterwards.
+
+    Args:
+        layer: the expert layer; it knows its tensor-parallel size.
+        experts: what was named for it.
+        inner: intermediate size of this rank.
+
+    Raises:
+        UnsupportedError: names the tensor-parallel size, and the nearest one that works.
+    """
+    if layer.moe_runner_config.is_gated:
+        _require_multiple(layer, experts, inner, max(1, experts.convention.row_multiple // 2))
+
+
 def check_sizes(layer: Any, experts: Experts, hidden: int, inner: int) -> None:
     """Refuse sizes that the kernels do not take, before memory for the weights is taken.
 
@@ -113,8 +128,10 @@ def check_sizes(layer: Any, experts: Experts, hidden: int, inner: int) -> None:
     """
     if hidden % BLOCK_SIZE:
         raise _refusal(experts, f"the hidden size {hidden} is no multiple of {BLOCK_SIZE}")
-    gated = layer.moe_runner_config.is_gated
-    multiple = max(BLOCK_SIZE, experts.convention.row_multiple // 2) if gated else BLOCK_SIZE
+    _require_multiple(layer, experts, inner, BLOCK_SIZE)
+
+
+def _require_multiple(layer: Any, experts: Experts, inner: int, multiple: int) -> None:
     if inner % multiple == 0:
         return
     parts = layer.moe_tp_size

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sglang_sm120.backends.moe_record import Quantization
-from sglang_sm120.host import moe_choice, moe_layers, moe_resolution, moe_scales
+from sglang_sm120.host import moe_choice, moe_layers, moe_resolution, moe_scales, moe_tuning
 from sglang_sm120.host.conventions import ExpertConvention
 from sglang_sm120.host.patching import Patcher, mark
 
@@ -35,6 +35,7 @@ def note_runners(module: ModuleType, patcher: Patcher) -> None:
 
     def initialize_moe_config(*args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
+        moe_tuning.forget()  # another server of this process may have had another table
         scheduler = sys._getframe(1).f_locals.get("self")
         moe_resolution.note_runners(
             module.get_moe_runner_backend().value,
@@ -132,6 +133,7 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
             given = create_signature.bind(self, layer, *args, **kwargs).arguments
             inner = given["intermediate_size_per_partition"]
             self.sm120_experts.dtype = given["params_dtype"]
+            moe_layers.check_preparation(layer, self.sm120_experts, inner)
             with moe_layers.or_left_to_sglang(self.sm120_experts):
                 moe_layers.check_sizes(layer, self.sm120_experts, given["hidden_size"], inner)
         create(self, layer, *args, **kwargs)

@@ -23,7 +23,7 @@ from sglang_sm120.host.state import STATE
 from sglang_sm120.host.tuning import agree_on
 from sglang_sm120.probing.record import FAILED
 from sglang_sm120.tuning import table
-from sglang_sm120.tuning.expert_cases import ExpertShape
+from sglang_sm120.tuning.expert_cases import ExpertKey, ExpertShape
 from sglang_sm120.tuning.table import TuningTable, by_rows
 
 logger = logging.getLogger("sglang_sm120")
@@ -51,6 +51,7 @@ class ExpertTuning:
     own: str
     retired: dict[str, str] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
+    _plans: dict[tuple[ExpertKey, str, Quantization], Plan] = field(default_factory=dict)
 
     def plan(self, shape: ExpertShape, dtype: str, kind: Quantization) -> Plan:
         """Return which runner serves which number of tokens; one log line says it for each kind of experts.
@@ -60,6 +61,12 @@ class ExpertTuning:
             dtype: of the activations, such as ``bfloat16``.
             kind: how the layer stores its experts; it decides what SGLang's own method runs.
         """
+        key = shape.key, dtype, kind
+        if key not in self._plans:  # it has an entry for every M up to the largest measured one
+            self._plans[key] = self._make_plan(shape, dtype, kind)
+        return self._plans[key]
+
+    def _make_plan(self, shape: ExpertShape, dtype: str, kind: Quantization) -> Plan:
         theirs = sglangs_kernels(kind, self.facts)
         theirs = None if theirs in self.retired else theirs
         usable = self._usable(kind, theirs)

@@ -15,6 +15,8 @@ from sglang_sm120.models.source import load_source
 
 Activation = Literal["silu", "relu2"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+#: SGLang pads I to it where there is no gate, before any kernel sees the weights (ModelOpt).
+_PADDING = 128
 #: Experts of all ranks, of one rank, of a token; H, I; activation.
 ExpertKey = tuple[int, int, int, int, int, Activation]
 
@@ -98,6 +100,8 @@ def _distinct(shapes: Iterable[ExpertShape]) -> list[ExpertShape]:
 def read_experts(texts: Iterable[str], ep: int) -> list[ExpertShape]:
     """Read geometries such as ``256x8x2048x512`` (experts x top_k x H x I), ``…:relu2`` for experts without a gate.
 
+    I is what tensor parallelism leaves; without a gate it is measured as SGLang pads it, to a multiple of 128.
+
     Raises:
         ConfigError: not of this form, or no geometry that kernels take.
     """
@@ -109,5 +113,7 @@ def read_experts(texts: Iterable[str], ep: int) -> list[ExpertShape]:
             remedy = "write experts x top_k x H x I, for example 256x8x2048x512, with H and I multiples of 16"
             raise ConfigError(bad_value("--experts", text, remedy))
         activation: Activation = "relu2" if match[5] == "relu2" else "silu"
+        if activation == "relu2":
+            inner = -(-inner // _PADDING) * _PADDING
         found.append(ExpertShape(experts, _local(experts, ep), top_k, hidden, inner, activation))
     return _distinct(found)

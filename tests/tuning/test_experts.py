@@ -79,10 +79,10 @@ def test_ranks_that_cannot_share_the_experts_are_refused() -> None:
         read_experts(["8x2x16x16"], 3)
 
 
-def test_geometries_are_read_as_they_are_written() -> None:
-    assert read_experts(["256x8x2048x512", "16x2x64x32:relu2"], 2) == [
+def test_geometries_are_read_as_they_are_written_and_padded_as_sglang_pads_them() -> None:
+    assert read_experts(["256x8x2048x512", "128x6x2688x1856:relu2"], 2) == [
         ExpertShape(256, 128, 8, 2048, 512),
-        ExpertShape(16, 8, 2, 64, 32, "relu2"),
+        ExpertShape(128, 64, 6, 2688, 1920, "relu2"),
     ]
 
 
@@ -223,6 +223,19 @@ def test_tune_finds_the_crossover_and_says_which_flag_follows_it(counted: list[A
     assert "M<=16 sm120, above flashinfer_cutlass" in text
     assert "Start the server with --moe-runner-backend sm120_tuned\n" in text
     assert "launches of one layer: flashinfer_cutlass 2, sm120 2" in text
+
+
+def test_tune_takes_over_what_bench_measured_of_more_runners(counted: list[Any]) -> None:
+    """``bench`` times the oracle too and counts its launches; the table that ``tune`` makes of it can be read."""
+    times = {value: Timing(1, 1, 1) for value in ("sm120", "flashinfer_cutlass", "torch_reference")}
+    for m in (1, 3):
+        entry = ExpertEntry(SMALL, "bfloat16", m, "flashinfer_cutlass", times, dict.fromkeys(times, 2))
+        results.save(identity_of(machine(RTX)), [entry], [])
+    tuned = room.tune(wish(), None, again=False, quiet=True)
+    assert not counted, "nothing is measured again"
+    assert table.read(tuned.written[0]) == tuned.table
+    assert tuned.table is not None
+    assert tuned.table.runners == {"sm120", "flashinfer_cutlass"}
 
 
 def test_a_table_keeps_dense_shapes_and_experts_apart(counted: list[Any]) -> None:
