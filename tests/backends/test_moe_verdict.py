@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from packaging.version import Version
 
@@ -220,3 +222,17 @@ def test_a_release_that_cannot_be_read_counts_as_the_newest() -> None:
     reasons = [judged.reason for judged in verdicts if judged is not None]
     assert any("the newest SGLang serves these experts with" in reason for reason in reasons)
     assert not any("999" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("status", "warned"), [("wrong", True), ("timeout", True), ("ok", False), ("unsupported", False)]
+)
+def test_a_runner_that_failed_its_probe_of_experts_is_warned_of_under_every_value_that_runs_it(
+    status: str, warned: bool
+) -> None:
+    facts = replace(machine(RTX), probed_experts={"flashinfer_cutlass": status})
+    for value, quantization in (("flashinfer_cutlass", MODELOPT[0]), ("auto", "compressed-tensors")):
+        judged = moe_verdict(value, quantization, facts)  # type: ignore[arg-type]
+        assert judged is not None
+        assert judged.status == "ok"
+        assert any("failed sglang-sm120 probe" in warning for warning in judged.warnings) == warned

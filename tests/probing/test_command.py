@@ -31,6 +31,8 @@ def test_one_value_and_its_record(tmp_path: Path) -> None:
     assert report["outcomes"][QUANTIZER]["status"] == "unsupported"
     (kept,) = (tmp_path / "cache" / "probe").glob("*.json")
     assert json.loads(kept.read_text())["outcomes"] == report["outcomes"]
+    assert report["experts"]["torch_reference"]["status"] == "ok"
+    assert json.loads(kept.read_text())["experts"] == report["experts"]
 
 
 def test_a_named_value_that_cannot_run_here_fails_the_command(tmp_path: Path) -> None:

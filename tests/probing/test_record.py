@@ -54,6 +54,18 @@ def test_what_was_saved_is_found() -> None:
     assert problem == ""
 
 
+def test_experts_have_verdicts_of_their_own() -> None:
+    experts = {"sm120": Outcome("wrong", "experts M=9"), "flashinfer_cutlass": Outcome("ok", "60 steps")}
+    save(identity_of(FACTS), OUTCOMES, {"sm120": experts["sm120"]})
+    save(identity_of(FACTS), {}, {"flashinfer_cutlass": experts["flashinfer_cutlass"]})
+    found, _ = find(FACTS)
+    assert found is not None
+    assert (found.outcomes, found.experts) == (OUTCOMES, experts)
+    facts, _ = with_probe(FACTS)
+    assert facts.probed_experts == {"sm120": "wrong", "flashinfer_cutlass": "ok"}
+    assert "sm120" not in facts.probed
+
+
 def test_nothing_is_found_where_nothing_was_saved(cache: Path) -> None:
     assert find(FACTS) == (None, "")
     assert not cache.exists()
@@ -129,6 +141,14 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "number as text": (_edit(lambda v: v["outcomes"]["quantizer"].update(seconds="3")), "expected is a number"),
     "boolean as number": (_edit(lambda v: v["outcomes"]["quantizer"].update(seconds=True)), "expected is a number"),
     "list as object": (_edit(lambda v: v.update(outcomes=[])), "is no JSON object"),
+    "a runner that only a server can call": (
+        _edit(lambda v: v["experts"].update(marlin=v["outcomes"]["quantizer"])),
+        "names 'marlin'",
+    ),
+    "of a release before experts": (
+        _edit(lambda v: (v.update(schema=1), v.pop("experts"))),
+        "format version 1 and this package reads 2",
+    ),
     "another format": (_edit(lambda v: v.update(schema=99)), "format version 99"),
     "another kind": (_edit(lambda v: v.update(kind="tuning table")), "kind='tuning table'"),
     "no JSON": (lambda file: file.write_text("{"), "no strict JSON"),
