@@ -80,6 +80,8 @@ def resolve_for_host(fp4_utils: Any, server_args: Any | None, original: Callable
     STATE.decide(decision, facts, record, tuned)
     STATE.quantizer_rejected = decision.backend is not None and facts.probed.get(QUANTIZER) in FAILED
     if decision.backend is None:
+        if env.verify_every():
+            installer.require_live()  # SGLang's own choice is to be checked too
         return
     _use_record(facts, stale, scheduler)
     if STATE.replaces_quantizer and STATE.quantizing_backend != decision.backend:

@@ -275,6 +275,19 @@ def test_a_seam_that_somebody_replaced_stops_the_start(start: Start, monkeypatch
         start("torch_reference", None)
 
 
+def test_a_server_that_is_checked_needs_every_seam_though_sglang_chooses(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sglang.srt.layers.quantization.modelopt_quant as modelopt
+
+    monkeypatch.setattr(modelopt.ModelOptFp4LinearMethod, "apply", lambda self, layer, x, bias=None: x)
+    start("auto", HOPPER)
+    assert STATE.chosen is None
+    monkeypatch.setenv("SGLANG_SM120_VERIFY", "8")
+    with pytest.raises(SeamError, match=r"apply \(ModelOpt\) is broken"):
+        start("auto", HOPPER)
+
+
 def test_one_line_says_what_was_chosen_and_why(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "sglang_sm120"):
         start("auto", RTX)
