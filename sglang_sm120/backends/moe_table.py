@@ -342,8 +342,8 @@ ROUTES: tuple[Route, ...] = (
         ">=0.5.17,<0.5.23",
         None,
         _code("sglang 0.5.22 srt/layers/moe/token_dispatcher/standard.py (skip_local_expert_mapping)"),
-        "with expert parallelism this SGLang renumbers the experts of each rank from 0 and then runs kernels that count "
-        "them over all ranks: experts of every rank but the first add nothing; 0.5.23 does not",
+        "with expert parallelism this SGLang renumbers the experts of each rank from 0 and then runs kernels that "
+        "count them over all ranks: experts of every rank but the first add nothing; 0.5.23 does not",
         expert_parallel=True,
     ),
     Route(("compressed-tensors",), None, "", "flashinfer_cutlass", _code(f"sglang 0.5.16 {_SCHEME}")),

@@ -138,7 +138,7 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
                 moe_layers.check_sizes(layer, self.sm120_experts, given["hidden_size"], inner)
         create(self, layer, *args, **kwargs)
 
-    def create_moe_runner(self: Any, layer: torch.nn.Module, moe_runner_config: Any) -> None:
+    def create_moe_runner(self: Any, layer: Any, moe_runner_config: Any) -> None:
         set_runner(self, layer, moe_runner_config)
         if hasattr(self, "sm120_experts"):
             with moe_layers.or_left_to_sglang(self.sm120_experts):

@@ -226,9 +226,7 @@ def kind_of(quantization: Quantization) -> Quantization:
     return quantization
 
 
-def refusal(
-    judged: Verdict, quantization: Quantization, facts: HostFacts, *, expert_parallel: bool = False
-) -> str:
+def refusal(judged: Verdict, quantization: Quantization, facts: HostFacts, *, expert_parallel: bool = False) -> str:
     """Word a refusal: argument, value, reason, and what to do instead."""
     target, draft = moe_choice.RUNNERS.target_as_named, moe_choice.RUNNERS.draft_as_named
     flag = DRAFT_FLAG if judged.backend == draft != target else FLAG
@@ -310,7 +308,7 @@ def _admits_cutlass(arguments: Any) -> bool:
 
 
 def _require_admission(arguments: Any, flag: str, value: str) -> None:
-    """Refuse what SGLang's assertions for ``flashinfer_cutlass`` would stop without naming the flag that was written."""
+    """Refuse what SGLang's assertions for ``flashinfer_cutlass`` would stop without naming the flag."""
     if not _admits_cutlass(arguments):
         names = ", ".join(sorted(CUTLASS_QUANTIZATIONS))
         remedy = (

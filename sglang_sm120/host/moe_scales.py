@@ -1,7 +1,7 @@
-"""Gate and up projections of experts that were quantized apart: their product has one factor, and SGLang takes the gate's.
+"""Gate and up projections of experts that were quantized apart: SGLang multiplies both by the gate's global scale.
 
-The kernels of every runner for NVFP4 experts, ours included, multiply both halves of w13 with one alpha an expert. Where
-a checkpoint has two global scales, the up projection is off by their ratio in every forward.
+The kernels of every runner for NVFP4 experts, ours included, multiply both halves of w13 with one alpha an expert.
+Where a checkpoint has two global scales, the up projection is off by their ratio in every forward.
 """
 
 from __future__ import annotations
