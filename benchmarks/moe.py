@@ -10,7 +10,8 @@ or more, so that what a call reads is in L2 with a probability of at most L2 / R
 ``share`` is the part of the measured read bandwidth that the bytes of the experts chosen in a call (each once, with
 their block scales) come to. ``launches`` is the number of kernels for one layer. Peers: ``marlin`` is SGLang's
 weight-only NVFP4 kernel (bf16 activations), ``triton`` its Triton kernel with bf16 weights, which are 3.6 times as many
-bytes. A peer that cannot run is left out, with the reason.
+bytes, ``humming`` that package's weight-only kernel, checked against float64 before it is timed. A peer that cannot run
+is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64)
 FEW = 8  # the geometric mean goes up to here
 ROTATED_BYTES = 2 << 30
 CALLS = 40
-PEERS = ("marlin", "triton")
+PEERS = ("marlin", "triton", "humming")
 
 
 @dataclass(frozen=True)
