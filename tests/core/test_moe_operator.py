@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sglang_sm120 import ops
+from cpu_host.kernels import build
+from cpu_host.kernels.library import EmulatedLibrary
+from sglang_sm120 import native, ops
 from sglang_sm120.errors import ConfigError
 from sglang_sm120.formats import round_float64
 from sglang_sm120.probing import expert_bound
@@ -80,6 +82,18 @@ def test_torch_compile_takes_the_operator_whole() -> None:
 
 def test_no_token_gives_no_row() -> None:
     assert problem(0).run("torch_reference").shape == (0, 96)
+
+
+def test_no_token_is_no_launch_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the operator, and of the entry behind it: a launch without blocks is an error of CUDA."""
+    library = EmulatedLibrary(build.library_path())
+    monkeypatch.setattr(native, "_library", lambda device: (library, True))
+    one = problem(0)
+    out = one.run("sm120")
+    assert out.shape == (0, 96)
+    assert out.dtype == one.hidden.dtype
+    stacks = [t for s in (one.w13, one.w2) for t in (s.packed, s.scales, s.alpha, s.input_global_scale)]
+    library.nvfp4_moe(one.hidden, one.ids, one.weights, *stacks, out, torch.empty(0), 0, False, 0, True)
 
 
 def test_a_runner_that_is_not_ours_is_refused() -> None:

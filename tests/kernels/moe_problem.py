@@ -231,6 +231,8 @@ def run_moe(program: Path, problem: MoeProblem, folder: Path, seed: int = 0) -> 
         raise EmulationError(f"exit {done.returncode}: {done.stderr[-3000:]}")
     data = bytearray(sink.read_bytes())
     size = m * out_stride * 2
+    if not data:  # M = 0, and torch takes no empty buffer
+        return out[:, :hidden_size], torch.empty(0, dtype=torch.uint8)
     wide_out = torch.frombuffer(data, dtype=problem.hidden.dtype, count=m * out_stride).view(m, out_stride)
     assert wide_out[:, hidden_size:].isnan().all(), "the padding of the output was written"
     return wide_out[:, :hidden_size], torch.frombuffer(data, dtype=torch.uint8, offset=size)

@@ -100,6 +100,15 @@ def test_experts_of_other_ranks_repeated_and_idle_experts(program: Path, tmp_pat
     assert out[2].any()  # 7 is the last expert of this rank
 
 
+def test_an_expert_twice_among_more_slots_than_lanes_counts_with_both_weights(program: Path, tmp_path: Path) -> None:
+    """Four lanes share the slots of a token in the second launch: 1 and 5 are one lane's."""
+    ids = [[2, 3, 0, 1, 2, 3, 0], [1, 1, 2, -1, 1, 1, 3], [0, 0, 0, 0, 0, 0, 0]]
+    problem = moe_problem(3, 7, 32, 48, 4, topk_ids=torch.tensor(ids, dtype=torch.int32))
+    out = require_right(program, problem, tmp_path)
+    oracle = problem.oracle().double()
+    assert (out.double() - oracle).norm() <= 0.02 * oracle.norm()
+
+
 def test_all_tokens_on_one_expert(program: Path, tmp_path: Path) -> None:
     problem = moe_problem(18, 1, 48, 32, 3)
     problem.topk_ids[:] = 1

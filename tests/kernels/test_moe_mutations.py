@@ -14,6 +14,8 @@ from test_emulated_moe import faults
 from test_emulated_quantize import EmulationError
 
 MAIN = "tests/kernels/emulated_moe.cc"
+#: An expert twice in the slots of one lane of four (1 and 5, 0 and 4), and twice in those of two lanes.
+LANES_REPEAT = torch.tensor([[2, 3, 0, 1, 2, 3, 0], [1, 1, 2, -1, 1, 1, 3]], dtype=torch.int32)
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,7 @@ def cases() -> list[MoeProblem]:
         moe_problem(9, 1, 32, 144, 1, gate_first=True, dtype=torch.float16),
         moe_problem(1, 2, 16, 1168, 2, relu2=True, config=(0, 8, 1, 0)),
         moe_problem(2, 1, 1168, 48, 1, relu2=True, config=(0, 2, 2, 0)),
+        moe_problem(2, 7, 32, 32, 4, topk_ids=LANES_REPEAT),
     ]
 
 

@@ -7,7 +7,7 @@
 
 #include "emulation/machine.h"
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrClusterLaunch };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaLaunchAttributeID {
@@ -61,6 +61,7 @@ inline void (*after_launch)() = nullptr;
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* launch, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
+  if (launch->gridDim.x == 0 || launch->gridDim.y == 0) return cudaErrorInvalidConfiguration;
   int cluster = 1;
   for (unsigned i = 0; i < launch->numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = launch->attrs[i];
