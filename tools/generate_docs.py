@@ -207,6 +207,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "gpu_runs": result_tables.gpu_runs,
     "gpu_tests": result_tables.gpu_tests,
     "serving": result_tables.serving,
+    "goals": result_tables.goals,
     "profiles": result_tables.profiles,
     "kernels": result_tables.kernels,
     "prediction_rates": prediction_tables.rates,
