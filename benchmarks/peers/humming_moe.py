@@ -181,7 +181,7 @@ def block_rows(tuned: list[Any], pairs: int) -> int:
 
 def _require_package() -> None:
     try:
-        import humming  # noqa: F401 - asked for once, before memory is
+        import humming  # type: ignore[import-not-found] # noqa: F401 - asked for once, before memory is
     except ImportError as error:
         remedy = f"humming is not installed; pip install {PACKAGE!r}"
         raise UnsupportedError(bad_value("--peers", "humming", remedy)) from error

@@ -1,7 +1,7 @@
 """humming's experts as a peer: what is handed to it and to SGLang's helpers, with stand-ins that compute what those do.
 
-Neither package's kernels run without a GPU. The stand-in layer follows humming 0.1.19's contract of an indexed GEMM: row
-``id`` of the output is row ``id // top_k`` of the input times the weight of the block's expert.
+Neither package's kernels run without a GPU. The stand-in layer follows humming 0.1.19's contract of an indexed GEMM:
+row ``id`` of the output is row ``id // top_k`` of the input times the weight of the block's expert.
 """
 
 from __future__ import annotations
