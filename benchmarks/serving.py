@@ -5,8 +5,8 @@
 The servers run the same SGLang on the same checkpoint of random weights, are resident at once, and are loaded one at a
 time, in turn, so that a drift of the clock meets all of them. Figures are medians over repeats; one request's time
 for a token leaves its first token out. A contender that does not start is reported with the reason. Run it in the
-environment that has SGLang; the checkpoint is made on the GPU. ``sm120_tuned`` reads the table that ``sglang-sm120 tune``
-left on this card, and without one serves what ``auto`` takes.
+environment that has SGLang; the checkpoint is made on the GPU. ``sm120_tuned`` reads the table that ``sglang-sm120
+tune`` left on this card, and without one serves what ``auto`` takes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--waves", type=int, default=1, help="requests of a burst for each that is in flight")
     parser.add_argument("--profile-steps", type=int, default=30, help="0 leaves the profile out")
-    parser.add_argument("--profile-concurrency", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--profile-concurrency", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--start-timeout", type=float, default=300.0, metavar="S")
     parser.add_argument("--folder", type=Path, help="for checkpoint and logs; a checkpoint found there is used again")
     parser.add_argument(

@@ -13,6 +13,8 @@ from tools import result_files, result_plots
 NOTHING = "*No file yet.*\n"
 BENCHMARKS = result_files.ROOT / "benchmarks"
 _PEERS = ("humming", "marlin", "bf16")
+#: Tokens a second of ``sm120`` as a multiple of the best other value: up to this many requests, dense and with experts.
+_GOAL_REQUESTS, _GOAL_DENSE, _GOAL_EXPERTS = 16, 1.2, 1.3
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -113,6 +115,26 @@ def _serving_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     head = ["requests", "value", "output tokens/s", "`sm120` / this", "first token, ms", "ms per token", "errors"]
     return table(head, cells)
+
+
+def goals(folder: Path = result_files.FOLDER) -> str:
+    """What was aimed at beside what was measured, and where the step of ``sm120`` spends most of its time."""
+    rows = []
+    for record in result_files.read_all("serving", folder):
+        few = _GOAL_EXPERTS if record["model"]["experts"] else _GOAL_DENSE
+        rates = {(row["concurrency"], row["contender"]): row["tokens_per_s"]["median"] for row in record["rows"]}
+        for requests in sorted({requests for requests, _ in rates}):
+            others = [
+                rate for (count, name), rate in rates.items() if count == requests and not name.startswith("sm120")
+            ]
+            if (requests, "sm120") not in rates or not others:
+                continue
+            goal, reached = few if requests <= _GOAL_REQUESTS else 1.0, here["sm120"] / max(others)
+            shares = record["profiles"].get("sm120", {}).get(str(requests), {}).get("shares", {})
+            most = ", ".join(f"{group} {share:.0%}" for group, share in list(shares.items())[:2])
+            met = "met" if reached >= goal else "**missed**"
+            rows.append([record["model"]["name"], str(requests), f"{goal:g}", f"{reached:.2f}", met, most])
+    return table(["model", "requests", "goal", "`sm120` / best other value", "", "most of its step"], rows)
 
 
 def profiles(folder: Path = result_files.FOLDER) -> str:

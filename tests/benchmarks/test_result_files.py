@@ -112,6 +112,22 @@ def test_other_kernels_are_multiples_of_ours(tmp_path: Path) -> None:
     assert "| gemm_x.json | X | 1 | humming | 2 | 4.00 | 2.00 | 2.00 | 1.00 |" in result_tables.kernels(tmp_path)
 
 
+def test_a_goal_is_met_or_missed_by_the_best_other_value(tmp_path: Path) -> None:
+    record = serving_record()
+    better = {**record["rows"][1], "contender": "humming"}
+    record["rows"].append({**better, "tokens_per_s": {"median": 250.0, "low": 250.0, "high": 250.0}})
+    result_files.write(tmp_path / "dense.json", record)
+    experts = {**record, "model": {**record["model"], "name": "experts", "experts": 8}}
+    result_files.write(tmp_path / "moe.json", experts)
+    alone = {**record, "rows": record["rows"][:1]}
+    result_files.write(tmp_path / "alone.json", alone)
+    lines = result_tables.goals(tmp_path).splitlines()[2:]
+    assert lines == [
+        "| Qwen3-8B geometry | 16 | 1.2 | 1.20 | met | FP4 GEMM 50%, no kernel runs 50% |",
+        "| experts | 16 | 1.3 | 1.20 | **missed** | FP4 GEMM 50%, no kernel runs 50% |",
+    ]
+
+
 def test_a_file_of_another_format_is_named(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text("{}")
     with pytest.raises(ValueError, match=r"old\.json"):
