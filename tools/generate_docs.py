@@ -131,6 +131,7 @@ def _moe_routes() -> str:
     rows = []
     for route in ROUTES:
         values = ", ".join(f"`{value}`" for value in route.values) if route.values else "every other value"
+        values += " with expert parallelism" if route.expert_parallel else ""
         runs = f"`{route.runner}`" if route.runner else route.effect
         rows.append([", ".join(route.quantizations), values, route.releases or "every", runs, route.source.ref])
     return _table(["experts", "value", "SGLang", "what runs", "source"], rows)
