@@ -17,7 +17,8 @@ from benchmarks.serve import checkpoints, client
 from cpu_host.server import Server
 from sglang_sm120 import env
 
-pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
+#: The first test waits for a tuning table and for the start of every server.
+pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.timeout(1800)]
 #: Lengths of prompts on both sides of where the kernels change: one token, few, many.
 LENGTHS = (1, 7, 33, 64, 65, 200)
 

@@ -14,6 +14,7 @@ from tests.e2e_gpu.conftest import Table
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.e2e,
+    pytest.mark.timeout(1800),  # alone it waits for a tuning table and for the start of its servers
     pytest.mark.parametrize("served", [("sm120_tuned", "dense")], indirect=True, ids="-".join),
 ]
 
