@@ -124,10 +124,9 @@ def goals(folder: Path = result_files.FOLDER) -> str:
         few = _GOAL_EXPERTS if record["model"]["experts"] else _GOAL_DENSE
         rates = {(row["concurrency"], row["contender"]): row["tokens_per_s"]["median"] for row in record["rows"]}
         for requests in sorted({requests for requests, _ in rates}):
-            others = [
-                rate for (count, name), rate in rates.items() if count == requests and not name.startswith("sm120")
-            ]
-            if (requests, "sm120") not in rates or not others:
+            here = {name: rate for (count, name), rate in rates.items() if count == requests}
+            others = [rate for name, rate in here.items() if not name.startswith("sm120")]
+            if "sm120" not in here or not others:
                 continue
             goal, reached = few if requests <= _GOAL_REQUESTS else 1.0, here["sm120"] / max(others)
             shares = record["profiles"].get("sm120", {}).get(str(requests), {}).get("shares", {})
