@@ -82,7 +82,7 @@ def as_on_blackwell(module: ModuleType) -> Iterator[None]:
 
 
 @contextmanager
-def or_left_to_sglang(experts: Experts) -> Iterator[None]:
+def or_left_to_sglang(layer: Any, experts: Experts) -> Iterator[None]:
     """Under ``sm120_tuned``, leave a layer that ours refuse to SGLang's own method, where that runs.
 
     Raises:
@@ -92,8 +92,10 @@ def or_left_to_sglang(experts: Experts) -> Iterator[None]:
         yield
     except UnsupportedError as refusal:
         kind = kind_of(experts.convention.quantization)
-        theirs = moe_tuning.sglangs_kernels(kind, STATE.facts) if STATE.facts is not None else None
-        if experts.runner != moe_tuning.VALUE or theirs is None:
+        if experts.runner != moe_tuning.VALUE or STATE.facts is None:
+            raise
+        theirs = moe_tuning.sglangs_kernels(kind, STATE.facts, expert_parallel=layer.moe_ep_size > 1)
+        if theirs is None:
             raise
         experts.left = str(refusal)
         STATE.warn_once(experts.left, f"{theirs} serves experts that {FLAG} {experts.runner} does not: {refusal}")

@@ -134,14 +134,14 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
             inner = given["intermediate_size_per_partition"]
             self.sm120_experts.dtype = given["params_dtype"]
             moe_layers.check_preparation(layer, self.sm120_experts, inner)
-            with moe_layers.or_left_to_sglang(self.sm120_experts):
+            with moe_layers.or_left_to_sglang(layer, self.sm120_experts):
                 moe_layers.check_sizes(layer, self.sm120_experts, given["hidden_size"], inner)
         create(self, layer, *args, **kwargs)
 
     def create_moe_runner(self: Any, layer: Any, moe_runner_config: Any) -> None:
         set_runner(self, layer, moe_runner_config)
         if hasattr(self, "sm120_experts"):
-            with moe_layers.or_left_to_sglang(self.sm120_experts):
+            with moe_layers.or_left_to_sglang(layer, self.sm120_experts):
                 moe_layers.check_config(self, layer, moe_runner_config, self.sm120_experts)
         if type(self) is owner and layer.moe_ep_size > 1 and not _is_ours(self):
             moe_resolution.check_layer(_value_in_force(), convention.quantization, expert_parallel=True)

@@ -67,7 +67,7 @@ class ExpertTuning:
         return self._plans[key]
 
     def _make_plan(self, shape: ExpertShape, dtype: str, kind: Quantization) -> Plan:
-        theirs = sglangs_kernels(kind, self.facts)
+        theirs = sglangs_kernels(kind, self.facts, expert_parallel=shape.local < shape.experts)
         theirs = None if theirs in self.retired else theirs
         usable = self._usable(kind, theirs)
         choices = self.table.runners_by_rows(shape.key, dtype, usable) if self.table is not None else {}
@@ -106,10 +106,11 @@ class ExpertTuning:
         self._said.add(text)
 
 
-def sglangs_kernels(kind: Quantization, facts: HostFacts) -> str | None:
+def sglangs_kernels(kind: Quantization, facts: HostFacts, *, expert_parallel: bool) -> str | None:
     """Return the runner behind SGLang's own method under the stand-in, ``None`` if it does not run here."""
     value = moe_choice.stand_in(kind)
-    route, judged = route_of(value, kind, facts), moe_verdict(value, kind, facts)
+    route = route_of(value, kind, facts, expert_parallel=expert_parallel)
+    judged = moe_verdict(value, kind, facts, expert_parallel=expert_parallel)
     return route.runner if route is not None and judged is not None and judged.status == "ok" else None
 
 
