@@ -142,10 +142,13 @@ def _check_fused(modules: Mapping[str, Module], findings: Findings) -> None:
                     if in_experts
                     else f"serve with --fp4-gemm-backend {exact}, or export with one scale for them"
                 )
-                what = "they are multiplied as one, and their global scales differ"
+                what = "they are multiplied as one, and their global scales differ by a factor of {factor}"
                 _compare(modules, members, scale, ("fused-scales-differ", "error", what, fix), findings)
             for scale in ("input_scale", "input_global_scale"):
-                what = "they share one input, and its scales differ: SGLang takes the largest, which costs accuracy"
+                what = (
+                    "they share one input, and its scales differ by a factor of {factor}: SGLang takes the largest, "
+                    "which costs accuracy"
+                )
                 fix = f"export with one scale for them, or serve with --fp4-gemm-backend {exact}"
                 if in_experts:
                     fix = "export with one scale for the pair"
@@ -165,9 +168,17 @@ def _compare(
     if len(known) < 2 or any(spread.count > 1 for spread in known) or len({spread.smallest for spread in known}) == 1:
         return
     code, severity, what, fix = verdict
+    factor = max(spread.smallest for spread in known) / min(spread.smallest for spread in known)
     short = "/".join(member.rpartition(".")[2] for member in members)
     values = ", ".join(f"{spread.smallest:.6g}" for spread in known)
-    findings.add(code, severity, f"{members[0].rpartition('.')[0]}.{{{short}}}.{scale}", values, what, fix)
+    findings.add(
+        code,
+        severity,
+        f"{members[0].rpartition('.')[0]}.{{{short}}}.{scale}",
+        values,
+        what.format(factor=f"{factor:.3g}"),
+        fix,
+    )
 
 
 def _report_unquantized(modules: Mapping[str, Module], findings: Findings) -> None:

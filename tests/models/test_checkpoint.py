@@ -152,6 +152,29 @@ def test_fused_projections_with_different_scales(
     assert "torch_reference" in finding["fix"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "scale"), [("modelopt", "weight_scale_2"), ("compressed-tensors", "weight_global_scale")]
+)
+@pytest.mark.parametrize("gate_and_up", [("gate_proj", "up_proj"), ("w1", "w3")])
+def test_gate_and_up_of_an_expert_with_different_scales(
+    kind: Format, scale: str, gate_and_up: tuple[str, str], tmp_path: Path
+) -> None:
+    sound = make(tmp_path / "sound", Spec(format=kind, experts=2))
+    expert, (gate, up) = f"{LAYER}.mlp.experts.1", gate_and_up
+
+    def edit(tensors: Tensors, name: str) -> None:
+        tensors[f"{expert}.up_proj.{scale}"] *= 1.25
+        for old in [old for old in tensors if ".experts." in old]:
+            new = old.replace(".gate_proj.", f".{gate}.").replace(".up_proj.", f".{up}.")
+            tensors[new] = tensors.pop(old)
+
+    report = check_checkpoint(planted(sound, tmp_path / "x", edit, ""))
+    assert codes(report) == {("fused-scales-differ", f"{expert}.{{{gate}/{up}}}.{scale}")}
+    (finding,) = (f for f in report["findings"] if f["code"] == "fused-scales-differ")
+    assert "by a factor of 1.25" in finding["what"]
+    assert "SGLang takes the first one's for both" in finding["fix"]
+
+
 def test_a_packed_tensor_that_the_configuration_excludes(sound: dict[str, Path], tmp_path: Path) -> None:
     report = check_checkpoint(planted(sound["modelopt"], tmp_path / "x", packed_head, "lm_head.weight"))
     assert codes(report) == {("configuration-disagrees", "lm_head.weight")}
