@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sglang_sm120.upstream.target import Target, find_target
+from tests.support.bytecode import link_bytecode
 
 
 def overlay(package: Path, touched: Iterable[str], folder: Path, *, tree: bool) -> Target:
@@ -43,3 +44,4 @@ def _link(source: Path, folder: Path, touched: list[Path]) -> None:
             shutil.copy2(entry, folder / entry.name)
         elif entry.name != "__pycache__":
             (folder / entry.name).symlink_to(entry)
+    link_bytecode(source, folder)
