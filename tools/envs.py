@@ -101,12 +101,12 @@ def ensure(name: str) -> Path:
         raise EnvError(f"no environment is called {name!r}; known: {', '.join(names())}")
     if sys.version_info < (3, 11):
         raise EnvError(f"SGLang >= 0.5.22 needs Python 3.11 or newer, this is {sys.version.split()[0]}")
-    with _locked(cache_dir() / "lock"):
-        if name == "gpu":
-            base = env = _gpu_env()
-        else:
-            base = _base()
-            env = _thin_env(name, _layers(name, base))
+    if name == "gpu":
+        base = env = _gpu_env()
+    else:
+        base = _base()
+        env = _thin_env(name, _layers(name, base))
+    with _locked(env):
         _install_package(env, base, editable=name == "dev")
     return _python(env)
 
@@ -159,9 +159,10 @@ def _cpu_host_layer() -> Path:
     layer = cache_dir() / "layers" / "cpu_host"
     layer.mkdir(parents=True, exist_ok=True)
     link = layer / "cpu_host"
-    if not link.is_symlink() or link.readlink() != ROOT / "cpu_host":
-        link.unlink(missing_ok=True)
-        link.symlink_to(ROOT / "cpu_host")
+    with _locked(layer):
+        if not link.is_symlink() or link.readlink() != ROOT / "cpu_host":
+            link.unlink(missing_ok=True)
+            link.symlink_to(ROOT / "cpu_host")
     return layer
 
 
@@ -169,16 +170,20 @@ def _once(name: str, inputs: Iterable[bytes], build: Callable[[Path], None]) -> 
     """The folder ``name-DIGEST`` made from these inputs, built if it is not complete."""
     digest = _digest(inputs)
     path = cache_dir() / f"{name}-{digest[:8]}"
-    if not (path / ".complete").is_file():
-        _build_anew(path, digest, build)
+    _complete(path, digest, build)
     return path
 
 
-def _build_anew(path: Path, stamp: str, build: Callable[[Path], None]) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    build(path)
-    (path / ".complete").write_text(stamp, encoding="ascii")
+def _complete(path: Path, digest: str, build: Callable[[Path], None]) -> None:
+    """Build a folder anew unless it is complete and made from the same. Other folders can be built meanwhile."""
+    stamp = path / ".complete"
+    with _locked(path):
+        if stamp.is_file() and stamp.read_text(encoding="ascii") == digest:
+            return
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        build(path)
+        stamp.write_text(digest, encoding="ascii")
 
 
 def _thin_env(name: str, layers: list[Path]) -> Path:
@@ -192,10 +197,7 @@ def _thin_env(name: str, layers: list[Path]) -> Path:
         _write_bytecode(path)
 
     path = cache_dir() / name
-    wanted = _digest([_SERVER_IMPORTS.encode(), *(os.fsencode(layer) for layer in layers)])
-    stamp = path / ".complete"
-    if not stamp.is_file() or stamp.read_text(encoding="ascii") != wanted:
-        _build_anew(path, wanted, build)
+    _complete(path, _digest([_SERVER_IMPORTS.encode(), *(os.fsencode(layer) for layer in layers)]), build)
     return path
 
 
@@ -250,7 +252,9 @@ def _install_package(env: Path, base: Path, *, editable: bool) -> None:
     source = ["--editable", str(ROOT)] if editable else [str(_wheel(base, digest))]
     command = _pip(base, "--no-deps", "--no-index", "--no-build-isolation", *source, target=env)
     if not editable:
-        command.append("--force-reinstall")  # the version number does not change while the sources do
+        # The version number does not change while the sources do. The first import of an environment is over by now,
+        # so that nothing else would write this package's bytecode where Python is told not to.
+        command += ["--force-reinstall", "--compile"]
     _run(f"{env.name}: installing sglang-sm120{' (editable)' if editable else ''}", command)
     stamp.write_text(digest, encoding="ascii")
 
@@ -310,13 +314,14 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the cache's lock, saying so if another process has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as handle:
+    """Hold the lock of a folder of the cache, saying so if another process has it."""
+    lock = cache_dir() / "locks" / path.name
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another process is preparing environments, waiting for it")
+            _say(f"another process is preparing {path.name}, waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -324,7 +329,8 @@ def _locked(path: Path) -> Iterator[None]:
 def _run(title: str, command: list[str]) -> None:
     """Run a command quietly, with a sign of life every ten seconds; its whole output is kept in a log file."""
     began = time.monotonic()
-    log = cache_dir() / "log.txt"
+    log = cache_dir() / "logs" / f"{title.partition(':')[0]}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
     _say(f"{title} ...")
     # The caller's Python settings must not leak into builds and installations.
     env = {k: v for k, v in os.environ.items() if k not in _PYTHON_SETTINGS}
