@@ -6,6 +6,8 @@ DEV = py=$$($(PYTHON) tools/envs.py dev --print) && "$$py"
 # Two processes, a file of tests in one of them: tests of a file share servers, environments and builds. In the order
 # of tests/conftest.py: long files first.
 SPREAD = -n 2 --dist loadfile --no-loadscope-reorder
+# One thread each: with one per core, torch's threads in both spend their time waiting for each other.
+test test-all: export OMP_NUM_THREADS = 1
 # An interpreter with SGLang's CUDA build, this package and pytest; without one, an environment of several gigabytes.
 SGLANG_PYTHON ?= $$($(PYTHON) tools/envs.py gpu --print)
 CPP_FILES = git ls-files -z --cached --others --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc'

@@ -21,7 +21,7 @@ import pytest
 
 LEDGER = Path(__file__).with_name("skip_ledger.json")
 #: Markers of tests that last long, the longest first.
-LONG = ("matrix", "server", "slow")
+LONG = ("matrix", "server", "long", "slow")
 
 
 @pytest.fixture

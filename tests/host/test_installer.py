@@ -14,6 +14,8 @@ from sglang_sm120 import env
 from sglang_sm120.host import installation
 from tests.host.shadow import run_python, shadow_sglang
 
+pytestmark = pytest.mark.long
+
 FP4_UTILS = "srt/layers/quantization/fp4_utils.py"
 MODELOPT = "srt/layers/quantization/modelopt_quant.py"
 CT = "srt/layers/quantization/compressed_tensors/schemes/compressed_tensors_w4a4_nvfp4.py"

@@ -19,6 +19,8 @@ from sglang_sm120.build import portability, spec
 from tests.packaging.environments import Env
 from tests.support import cuda_tools
 
+pytestmark = pytest.mark.long
+
 MAX_WHEEL_BYTES = 5_000_000
 LIBRARY = "sglang_sm120/prebuilt/libsm120_kernels.so"
 MANIFEST = "sglang_sm120/prebuilt/libsm120_kernels.json"
