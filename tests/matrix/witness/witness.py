@@ -170,14 +170,11 @@ def _refusal_of_a_part() -> str:
     """What we say on an RTX card where a rank holds a part of compressed-tensors experts, under SGLang's ``auto``."""
     from sglang.srt.layers.quantization.compressed_tensors.schemes import compressed_tensors_w4a4_nvfp4_moe as ct
 
-    from sglang_sm120.backends.record import HostFacts
-    from sglang_sm120.device import installed_versions
     from sglang_sm120.errors import UnsupportedError
     from sglang_sm120.host.moe_layers import as_on_blackwell
     from tests.host.expert_layers import ExpertLayer, Shape, serve_with
 
-    versions = {**installed_versions(), "flashinfer": "0.7.2", "cuda": "13.0"}
-    serve_with(None, "compressed-tensors", facts=HostFacts((12, 0), versions))
+    serve_with(None, "compressed-tensors", facts=_card())
     try:
         with as_on_blackwell(ct):
             ExpertLayer("compressed-tensors", Shape(ranks=3, rank=1))
