@@ -24,21 +24,12 @@ from sglang_sm120.host.conventions import CONVENTIONS
 from sglang_sm120.host.seams import SEAMS
 from sglang_sm120.host.watch_seams import WATCH_SEAMS
 from tests.matrix.conftest import ROOT, interpreter_of
-from tests.support.moe_configs import QUANTIZATION_CONFIGS, write_moe_config
+from tests.matrix.values import DEADLINE, OURS
 from tools.envs import RELEASES
 
 pytestmark = pytest.mark.matrix
 
-#: Values that at least one supported release lacks and that we add there.
-OURS = [
-    b.value
-    for b in BACKENDS.values()
-    if b.can_be_added and (b.native_since is None or Version(b.native_since) > Version("0.5.9"))
-]
-#: Our values that the release's own enum has too: its own stays in force.
-NATIVE_SINCE = {b.value: Version(b.native_since) for b in BACKENDS.values() if b.native_since and b.value in OURS}
 PLUGINS_SINCE = Version("0.5.11")
-DEADLINE = 420
 
 #: Asking whether the model is a diffusion model, this release's ``sglang serve`` imports the packages of its extra
 #: ``diffusion``. Without them it serves nothing, with or without us.
@@ -247,66 +238,6 @@ def test_before_plugins_existed_only_the_boot_hook_brings_us_in(
     words = command("launch_server", interpreter_of(release), checkpoint, tmp_path, unused_port)
     with pytest.raises(AssertionError, match="invalid choice: 'torch_reference'"):
         ask_scheduler(words, tmp_path / "evidence", SM120_MATRIX_WITHOUT="boot")
-
-
-def test_the_real_parser_accepts_our_values_and_still_refuses_others(
-    release: str, checkpoint: Path, tmp_path: Path
-) -> None:
-    kinds = {write_moe_config(tmp_path, kind).name: kind for kind in moe_runners_under_auto(release)}
-    run = _arguments(
-        release, checkpoint, ["auto", "flashinfer_cutlass", *OURS, "bogus"], SM120_MATRIX_MOE=str(tmp_path)
-    )
-    found = {kinds[name]: runners for name, runners in run["moe"].items()}
-    assert found == {kind: [runner, runner] for kind, runner in moe_runners_under_auto(release).items()}
-    for name, runners in run["own moe"].items():
-        stand_in = "auto" if kinds[name] == "compressed-tensors" else "flashinfer_cutlass"
-        assert runners == [stand_in, stand_in, "torch_reference", "torch_reference"], kinds[name]
-    assert run["accepted"] == {v: v for v in ["auto", "flashinfer_cutlass", *OURS]}
-    code, text = run["refused"]["bogus"]
-    assert code == 2
-    assert all(value in text for value in OURS)
-    assert set(run["help"]) >= set(OURS)
-    assert "broken" not in run["states"].values()
-    assert run["states"]["choices"] == "live"
-
-
-@pytest.mark.parametrize("switch", ["SGLANG_PLUGINS=other", "SGLANG_SM120_DISABLE=1"])
-@pytest.mark.parametrize("release", WITH_ENTRY_POINT_ONLY + ["0.5.9", "0.5.10"])
-def test_switched_off_the_release_is_as_published(
-    switch: str, release: str, checkpoint: Path, record_sampled: Callable[[str, int, int], None]
-) -> None:
-    record_sampled("switched off", len(WITH_ENTRY_POINT_ONLY) + 2, len(RELEASES))
-    run = _arguments(release, checkpoint, ["flashinfer_cutlass", *OURS], **dict([switch.split("=")]))
-    version = Version(release)
-    native = [value for value, since in NATIVE_SINCE.items() if version >= since]
-    assert sorted(run["accepted"]) == sorted(["flashinfer_cutlass", *native])
-    assert set(run["refused"]) == set(OURS) - set(native)
-
-
-def moe_runners_under_auto(release: str) -> dict[str, str]:
-    """What auto becomes on an RTX card, by kind of checkpoint that the release can read.
-
-    Up to 0.5.15 it ends in CUTLASS kernels of SGLang by itself, but those cannot serve weight-only experts.
-    """
-    becomes = {"nvfp4_weight_only": "marlin"} if Version(release) >= Version("0.5.15") else {}
-    if Version(release) >= Version("0.5.16"):
-        becomes |= {"modelopt_fp4": "flashinfer_cutlass", "modelopt_mixed": "flashinfer_cutlass"}
-    since = {"modelopt_fp4": "0.5.9", "compressed-tensors": "0.5.9"}  # all others are mixed ModelOpt checkpoints
-    known = [kind for kind in QUANTIZATION_CONFIGS if Version(release) >= Version(since.get(kind, "0.5.10"))]
-    return {kind: becomes.get(kind, "auto") for kind in known}
-
-
-def _arguments(release: str, checkpoint: Path, values: list[str], **env: str) -> dict[str, Any]:
-    run = subprocess.run(
-        [interpreter_of(release), str(ROOT / "tests" / "matrix" / "arguments.py"), str(checkpoint), *values],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1", **env},
-        timeout=DEADLINE,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    result: dict[str, Any] = json.loads(run.stdout.strip().splitlines()[-1])
-    return result
 
 
 def test_nothing_but_the_autotune_gate_asks_the_predicate_that_we_extend(release: str) -> None:
