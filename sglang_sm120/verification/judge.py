@@ -73,8 +73,8 @@ def judge(
         if results[0].shape != (call.m, call.n):
             raise WrongResult(f"the result has shape {tuple(results[0].shape)} instead of {(call.m, call.n)}")
         if call.operation == "gemm":
-            operands = call.operands["a"], call.operands["a_scale"]
-            return _judge_product(call, *operands, results[0], rows, bias_afterwards)
+            a = call.operands["a"][rows], _select(call.operands["a_scale"], call.m, call.k, rows)
+            return _judge_product(call, *a, results[0], rows, bias_afterwards)
         return _judge_linear(call, results[0], rows, quantize, bias_afterwards)
     except WrongResult as error:
         return Judgement(str(error), float("nan"), float("nan"), len(rows))
@@ -84,27 +84,27 @@ def _judge_linear(
     call: Call, out: torch.Tensor, rows: torch.Tensor, quantize: Quantize | None, bias_afterwards: bool
 ) -> Judgement:
     x, scale = call.operands["x"], call.operands["activation_scale"]
-    quantizers = [reference.quantize] if quantize is None else [quantize, reference.quantize]
-    judgements = []
-    for quantizer in quantizers:
-        quantized = quantizer(x, scale)
-        if quantizer is quantize:
-            _check_quantizer(Call.quantize(x, scale), rows, *quantized)
-        a_scale = quantized[1].view(torch.uint8).reshape(layout.padded_scale_shape(call.m, call.k // BLOCK_SIZE))
-        judgements.append(_judge_product(call, quantized[0], a_scale, out, rows, bias_afterwards))
-        if not judgements[-1].wrong:
-            return judgements[-1]
-    return judgements[0]
+    first = None
+    if quantize is not None:
+        packed, scales = quantize(x, scale)
+        _check_quantizer(Call.quantize(x, scale), rows, packed, scales)
+        first = _judge_product(call, packed[rows], _select(scales, call.m, call.k, rows), out, rows, bias_afterwards)
+        if not first.wrong:
+            return first
+    # Of these rows alone: the float64 numbers of a whole prefill would need gigabytes, just where something is wrong.
+    second = _judge_product(call, *reference.quantize(x[rows], scale), out, rows, bias_afterwards)
+    return second if first is None or not second.wrong else first
 
 
 def _judge_product(
     call: Call, a: torch.Tensor, a_scale: torch.Tensor, out: torch.Tensor, rows: torch.Tensor, bias_afterwards: bool
 ) -> Judgement:
+    """Judge ``rows`` of ``out``; ``a`` and ``a_scale`` are the quantized input of these rows alone."""
     named = call.operands
     exact, bound = gemm_bound(
-        a[rows],
+        a,
         named["weight"].contiguous(),
-        _select(a_scale, call.m, call.k, rows),
+        a_scale,
         named["weight_scale"],
         named["alpha"],
         named.get("bias"),
@@ -132,14 +132,15 @@ def _check_quantizer(call: Call, rows: torch.Tensor, packed: torch.Tensor, scale
     shape = layout.padded_scale_shape(m, k // BLOCK_SIZE)
     if packed.shape != (m, k // 2) or scales.numel() != shape[0] * shape[1]:
         raise WrongResult(f"codes {tuple(packed.shape)} and {scales.numel()} scales for M={m}, K={k}")
-    selected = _select(scales.view(torch.uint8).reshape(shape), m, k, rows)
+    selected = _select(scales, m, k, rows)
     check_quantized(call.operands["x"][rows], call.operands["activation_scale"], packed[rows], selected, rows)
 
 
 def _select(scales: torch.Tensor, m: int, k: int, rows: torch.Tensor) -> torch.Tensor:
     """Swizzled block scales of some rows, padded columns included, as the operand of a smaller product."""
-    columns = layout.padded_scale_shape(m, k // BLOCK_SIZE)[1]
-    return layout.swizzle_128x4(layout.unswizzle_128x4(scales, m, columns)[rows])
+    shape = layout.padded_scale_shape(m, k // BLOCK_SIZE)
+    linear = layout.unswizzle_128x4(scales.view(torch.uint8).reshape(shape), m, shape[1])
+    return layout.swizzle_128x4(linear[rows])
 
 
 def _rows(call: Call, generator: torch.Generator | None) -> torch.Tensor:

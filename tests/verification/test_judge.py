@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,26 @@ def test_a_wrong_row_of_many_keeps_its_number() -> None:
     (out,) = computed(call)
     out[299] = 0
     assert "in row 299" in judge(call, (out,)).wrong
+
+
+def test_of_a_long_prefill_the_oracle_quantizes_the_judged_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running out of memory for the others would hide what is wrong."""
+    call = calls.linear(fresh_generator(), 300)
+    (out,) = computed(call)
+    out[299] = 0
+    packed, scales = right_quantize(call.operands["x"], call.operands["activation_scale"])
+    sizes, exact = [], room.reference.quantize
+
+    def own(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return packed, scales
+
+    def quantize(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        sizes.append(len(x))
+        return exact(x, *rest)
+
+    monkeypatch.setattr(room.reference, "quantize", quantize)
+    assert "in row 299" in judge(call, (out,), own).wrong
+    assert set(sizes) == {room.ROWS}
 
 
 def test_over_time_every_row_is_judged() -> None:
