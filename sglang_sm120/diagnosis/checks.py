@@ -48,7 +48,8 @@ def _images(compiled: Compiled, facts: HostFacts) -> Iterator[Finding]:
             f"{library.owner} has no code for compute capability {name}, only for {', '.join(library.targets)}: its "
             "first kernel fails with “no kernel image is available”."
         )
-        fix = f"Install a build of {library.owner} with sm_{name.replace('.', '')} or sm_120f."
+        family = " or sm_120f" if facts.capability[0] == 12 else ""
+        fix = f"Install a build of {library.owner} with sm_{name.replace('.', '')}{family}."
         yield Finding("no-kernel-image", "stop", message, fix)
 
 

@@ -45,6 +45,13 @@ def test_a_library_for_another_card_stops_before_the_first_token(facts: HostFact
     if not runs:
         assert findings["no-kernel-image"].severity == "stop"
         assert "12.1, only for sm_90a, sm_120a" in findings["no-kernel-image"].message
+        assert findings["no-kernel-image"].fix == "Install a build of sgl_kernel with sm_121 or sm_120f."
+
+
+def test_the_family_of_sm12x_is_no_remedy_for_another_card() -> None:
+    only_rtx = Library("sgl_kernel", (frozenset({Target("sm", 120, "f")}),))
+    hopper = found(Compiled(libraries=(only_rtx,)), machine((9, 0)))
+    assert hopper["no-kernel-image"].fix == "Install a build of sgl_kernel with sm_90."
 
 
 def test_without_a_gpu_no_library_is_for_the_wrong_card() -> None:
