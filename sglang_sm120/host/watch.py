@@ -193,17 +193,22 @@ class Watcher:
 
     def name(self, layer: Any, place: str) -> None:
         """Give a layer the name of its place in the model, once; a draft model may have the same places."""
-        if hasattr(layer, "sm120_name"):
-            return  # its weights were loaded again
+        if not hasattr(layer, "sm120_name"):  # else its weights were loaded again
+            self._name_once(layer, place, "of model")
+
+    def _name_once(self, layer: Any, place: str, another: str) -> None:
         number = 1
         layer.sm120_name = place
         while layer.sm120_name in self._names:
             number += 1
-            layer.sm120_name = f"{place} of model {number}"
+            layer.sm120_name = f"{place} {another} {number}"
         self._names.add(layer.sm120_name)
 
     def _begin(self, layer: Any, m: int, *, captured: bool) -> LayerCall:
-        name = getattr(layer, "sm120_name", "") or layer_name(layer)
+        if not hasattr(layer, "sm120_name"):
+            # Not loaded by SGLang's default loader. A name that layers of one size share would count as one layer.
+            self._name_once(layer, layer_name(layer), "number")
+        name: str = layer.sm120_name
         due = self.every > 0 and not captured
         if due:
             due = not self.coverage.was_checked(name, m) if self._step_due is None else self._step_due

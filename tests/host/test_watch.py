@@ -98,6 +98,16 @@ def test_the_seams_are_there_when_asked_for(name: str, value: str, monkeypatch: 
 # --- layers of ours ------------------------------------------------------------------------------------------------
 
 
+def test_layers_that_nobody_named_count_each_for_itself(backend: str, watcher: Watcher) -> None:
+    """Loaders other than SGLang's default one tell no places, and a model has many layers of one size."""
+    generator = fresh_generator()
+    cases = [make_case("modelopt", 64, [32], generator) for _ in range(2)]
+    for case in (*cases, *cases):
+        case.run(random_activation(3, 64, torch.bfloat16, generator))
+    assert (watcher.coverage.seen, watcher.coverage.checked, watcher.coverage.products) == (2, 2, 2)
+    assert [case.layer.sm120_name for case in cases] == ["Module (N=32)", "Module (N=32) number 2"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("k", "widths", "inputs"),
