@@ -152,12 +152,12 @@ def _start(device: torch.device) -> ExpertTuning:
     if found is None or own not in found.runners:
         _load(own, device, retired)
     retired = agree_on(found, facts, retired, f"{FLAG} {VALUE}")
+    own = _own(facts, retired)
     if problem and ranks.is_first():
-        logger.warning("%s Until then experts are served as under another value of %s.", problem, FLAG)
+        logger.warning("%s Until then SGLang's own kernels serve experts where they run here, else %s.", problem, own)
     for value, reason in retired.items():
         if ranks.is_first():
             logger.warning("%s is not used by %s %s in this server: %s", value, FLAG, VALUE, reason)
-    own = _own(facts, retired)
     if own in retired:
         raise UnsupportedError(f"{FLAG} {VALUE} has no runner to fall back to: {own}: {retired[own]}")
     return ExpertTuning(facts, found, own, retired)
