@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+from itertools import takewhile
 
 
 def compute_capabilities() -> list[tuple[int, int]]:
     """Return (major, minor) of every GPU that this process may use; empty without a driver.
 
-    ``CUDA_VISIBLE_DEVICES`` is honoured where it lists indices or nothing; written as UUIDs it is taken to allow every
-    GPU.
+    ``CUDA_VISIBLE_DEVICES`` is honoured where it lists nothing, or indices that mean the same cards here: CUDA numbers
+    cards by speed unless ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, and NVML by bus. Indices of cards that differ, and UUIDs,
+    are taken to allow every GPU.
     """
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -23,17 +25,25 @@ def compute_capabilities() -> list[tuple[int, int]]:
     if library.nvmlInit_v2() != 0:
         return []
     try:
-        return [c for index, c in _read(library).items() if _visible(index)]
+        found = _read(library)
     finally:
         library.nvmlShutdown()
+    listed = _listed()
+    same_order = len(set(found.values())) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if listed is None or (listed and not same_order):
+        return list(found.values())
+    return [capability for index, capability in found.items() if index in listed]
 
 
-def _visible(index: int) -> bool:
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None or not listed.strip():
-        return listed is None  # set and empty hides every GPU
-    words = listed.replace(" ", "").split(",")
-    return str(index) in words if all(word.lstrip("-").isdigit() for word in words) else True
+def _listed() -> set[int] | None:
+    """Indices in ``CUDA_VISIBLE_DEVICES``, which CUDA reads up to the first that is none; ``None`` for every GPU."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    words = text.replace(" ", "").split(",")  # set and empty hides every GPU
+    if any(word and not word.lstrip("-").isdecimal() for word in words):
+        return None
+    return {int(word) for word in takewhile(str.isdecimal, words)}
 
 
 def _read(library: ctypes.CDLL) -> dict[int, tuple[int, int]]:

@@ -42,6 +42,7 @@ class Library:
         ("2, 1", [(9, 0), (12, 1)]),
         ("", []),
         ("-1", []),
+        ("0,-1,1", [(12, 0)]),
         ("GPU-8a3c", CARDS),
     ],
 )
@@ -49,10 +50,26 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(
     listed: str | None, seen: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if listed is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert nvml.compute_capabilities() == seen
+
+
+@pytest.mark.parametrize(("cards", "listed", "seen"), [
+    (CARDS, "1", CARDS),
+    (CARDS, "-1", []),
+    ([(12, 0)] * 3, "1", [(12, 0)]),
+])  # fmt: skip
+def test_indices_say_nothing_about_cards_that_cuda_numbers_by_speed(
+    cards: list[tuple[int, int]], listed: str, seen: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
+    monkeypatch.setitem(globals(), "CARDS", cards)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     assert nvml.compute_capabilities() == seen
 
 
