@@ -100,6 +100,8 @@ def read(path: Path) -> Reproducer:
     Raises:
         RecordError: a file is missing, too large, writable by others, or not exactly what :func:`write` writes.
     """
+    if not path.name:
+        raise RecordError(f"{path} is no file: name a file that a server with {env.VERIFY} wrote.")
     described = path.with_suffix(".json")
     try:
         fields = records.read_json(described)
