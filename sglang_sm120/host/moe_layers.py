@@ -64,6 +64,8 @@ class Experts:
         if self.left:
             return None
         if self.plan:
+            if tokens == 0:  # some of SGLang's kernels take no operand without rows
+                return self.own
             return self.plan[tokens if tokens < len(self.plan) else -1]
         return self.runner if self.most_tokens is None or tokens <= self.most_tokens else None
 

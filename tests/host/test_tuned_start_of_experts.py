@@ -66,6 +66,13 @@ def test_the_plan_of_a_kind_of_experts_is_made_once() -> None:
     assert plans[0] is plans[1]
 
 
+def test_a_batch_without_tokens_stays_here_where_sglang_serves_the_others() -> None:
+    serve_with("sm120_tuned", "ModelOpt", facts=machine(RTX))
+    layer = ExpertLayer("ModelOpt", Shape())
+    assert layer.method.sm120_experts.runner_for(1) is None
+    assert layer.run(*layer.batch(0)).shape == (0, 128)
+
+
 def test_the_oracle_says_what_a_cuda_graph_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     case = random_moe(1, 4, 2, 64, 32)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
