@@ -7,6 +7,7 @@ imported or used as a path.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -243,6 +244,8 @@ def require_writable(path: Path) -> None:
         RecordError: it cannot.
     """
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
@@ -273,7 +276,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> RecordError:
-    return RecordError(f"{path} cannot be written: {error.strerror or error}; name another folder in {env.CACHE_DIR}.")
+    kept = path.is_relative_to(env.cache_path())
+    remedy = f"name another folder in {env.CACHE_DIR}" if kept else "name another file"
+    return RecordError(f"{path} cannot be written: {error.strerror or error}; {remedy}.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

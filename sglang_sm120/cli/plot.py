@@ -109,4 +109,4 @@ def _matplotlib() -> Any:
     try:
         return import_module("matplotlib.figure")
     except ImportError as error:
-        raise UnsupportedError(f'--plot needs matplotlib ({error}): pip install "sglang-sm120[plot]".') from error
+        raise UnsupportedError(f"--plot needs matplotlib ({error}): pip install matplotlib.") from error
