@@ -78,8 +78,8 @@ def hear(name: str, value: Any, *, needed_by: str, seconds: float = SECONDS) -> 
             silent = [rank for rank in missing if not store.check([_key(name, rank)])]
             raise ConfigError(
                 f"{needed_by} needs sglang-sm120 {__version__} on every rank of the server, and {spell(silent)} did "
-                f"not answer within {seconds:g} s. Install it on that node and do not switch it off there, or do "
-                "without on every node."
+                f"not answer within {seconds:g} s. If the server ended on that node, its log says why; else install it "
+                "there and do not switch it off, or do without on every node."
             ) from error
         told = tell(name, value)
     return [told[rank] for rank in sorted(told)]
