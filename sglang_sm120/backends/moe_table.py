@@ -305,6 +305,16 @@ ROUTES: tuple[Route, ...] = (
         _code("sglang 0.5.14 srt/layers/moe/moe_runner/runner.py (MoeRunner)"),
         "this SGLang has no runner of that name and raises NotImplementedError when the layer is made",
     ),
+    Route(
+        _MODELOPT,
+        None,
+        "<0.5.16",
+        None,
+        _code(f"sglang 0.5.15 {_METHOD}"),
+        "with expert parallelism this SGLang multiplies the input scales of all experts with the weight scales of a "
+        "rank's, and stops with a RuntimeError when the weights are loaded",
+        expert_parallel=True,
+    ),
     Route(_MODELOPT, None, "<0.5.16", "cutlass", _code(f"sglang 0.5.15 {_METHOD}")),
     Route(_MODELOPT, ("auto",), "", "flashinfer_trtllm", _code(f"sglang 0.5.16 {_METHOD}")),
     Route(_MODELOPT, None, "", None, _code(f"sglang 0.5.16 {_METHOD}"), _OTHERS_RAISE),

@@ -171,7 +171,7 @@ def check_layer(value: str, quantization: Quantization, *, expert_parallel: bool
         return
     quantization = kind_of(quantization)
     judged = moe_verdict(value, quantization, facts, expert_parallel=expert_parallel)
-    if judged is None or _is_ours_under_its_name(value, quantization, facts):
+    if judged is None or _is_ours_under_its_name(value, quantization, facts, expert_parallel):
         return
     if judged.status == "ok":
         for warning in judged.warnings:
@@ -183,9 +183,9 @@ def check_layer(value: str, quantization: Quantization, *, expert_parallel: bool
     STATE.warn_once(text, text)
 
 
-def _is_ours_under_its_name(value: str, quantization: Quantization, facts: HostFacts) -> bool:
+def _is_ours_under_its_name(value: str, quantization: Quantization, facts: HostFacts, expert_parallel: bool) -> bool:
     """Whether SGLang takes its own runner, of which ``host/operators.py`` makes ours where it has no code."""
-    route = route_of(value, quantization, facts)
+    route = route_of(value, quantization, facts, expert_parallel=expert_parallel)
     return STATE.operators is not None and route is not None and route.runner == "cutlass"
 
 

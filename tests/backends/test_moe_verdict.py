@@ -184,6 +184,24 @@ def test_the_release_that_swaps_gate_and_up_of_compressed_tensors_serves_them_wi
     assert _status("flashinfer_cutlass", "modelopt_fp4", swapped) == "ok"
 
 
+@pytest.mark.parametrize("quantization", MODELOPT)
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.15.post1"])
+def test_a_part_of_modelopts_experts_cannot_be_loaded_for_sglangs_own_kernels(
+    release: str, quantization: Quantization
+) -> None:
+    facts = machine(RTX, sglang=release)
+    for value in ("auto", "triton"):
+        judged = moe_verdict(value, quantization, facts, expert_parallel=True)
+        assert judged is not None
+        assert (judged.status, "input scales of all experts" in judged.reason) == ("unsupported", True)
+        assert _status(value, quantization, facts) == "ok"
+    assert working_runners(quantization, facts)[0] == "flashinfer_cutlass"
+    if quantization == "modelopt_fp4":
+        choice = recommend_moe_runner(facts, quantization, expert_parallel=True)
+        assert choice is not None
+        assert choice.value == "flashinfer_cutlass"
+
+
 def test_a_checkpoint_in_fp8_with_nvfp4_experts_is_left_to_the_user() -> None:
     facts = machine(RTX)
     assert recommend_moe_runner(facts, "fp8") is None

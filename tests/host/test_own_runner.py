@@ -74,6 +74,14 @@ def test_a_layer_for_it_is_made_only_where_ours_stands_in(quantization: Any) -> 
         moe_resolution.check_layer("cutlass", quantization)
 
 
+def test_a_part_of_modelopts_experts_is_refused_before_sglang_fails_to_prepare_it() -> None:
+    """Ours stand in at the end of SGLang's way, and it does not get there."""
+    decide("sm120", released(SPARK, "0.5.9"))
+    with pytest.raises(UnsupportedError, match="stops with a RuntimeError when the weights are loaded"):
+        moe_resolution.check_layer("auto", "modelopt_fp4", expert_parallel=True)
+    moe_resolution.check_layer("auto", "compressed-tensors", expert_parallel=True)
+
+
 def test_a_card_that_sglang_has_code_for_keeps_it() -> None:
     decide("sm120", released(RTX, "0.5.9"))
     assert STATE.operators is None
