@@ -26,6 +26,10 @@ class _EmptyType:
     def __init_subclass__(cls, **kwargs: Any) -> None: ...
 
 
+#: Classes of triton with a small first letter: torch.compile puts ``triton.language.dtype`` into ``isinstance``.
+_SMALL_CLASSES = ("dtype",)
+
+
 class _Triton(ModuleType):
     """A module of the ``triton`` stand-in; also stands for functions, decorators and values in it."""
 
@@ -33,7 +37,7 @@ class _Triton(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         value: Any
-        if name[:1].isupper():
+        if name[:1].isupper() or name in _SMALL_CLASSES:
             value = type(name, (_EmptyType,), {"__module__": self.__name__})
         else:
             value = _new_module(_Triton, f"{self.__name__}.{name}")

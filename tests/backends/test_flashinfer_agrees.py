@@ -26,7 +26,7 @@ from tests.dispatch.machines import NEWEST, RTX
 pytestmark = pytest.mark.matrix
 
 ROOT = Path(__file__).parents[2]
-RELEASES = ("0.6.3", "0.6.6", "0.6.7", "0.6.8.post1", "0.6.9", "0.6.11.post1", "0.6.12", "0.6.18", "0.7.0", "0.7.1")
+RELEASES = ("0.6.3", "0.6.6", "0.6.7", "0.6.8", "0.6.9", "0.6.11", "0.6.12", "0.6.18", "0.7.0", "0.7.1")
 RELEASES += (NEWEST_FLASHINFER_READ,)
 #: What `import flashinfer` needs beyond what SGLang brings.
 COMPANIONS = ("nvidia-ml-py==13.615.71", "tabulate==0.9.0")
