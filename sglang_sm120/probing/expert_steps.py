@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sglang_sm120.capture import captured
 from sglang_sm120.layout import swizzle_128x4
 from sglang_sm120.probing import expert_bound
 from sglang_sm120.probing.checks import check_product
@@ -169,14 +170,7 @@ def _graph(operations: ExpertOperations, data: _Data, plan: ExpertPlan) -> None:
     def launch() -> list[torch.Tensor]:
         return [operations.moe(b.hidden, b.ids, b.weights, data.layer) for b in batches]
 
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        launch()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = launch()
+    graph, results = captured(launch)
     for _ in range(plan.repeats):
         for out in results:
             out.fill_(torch.nan)

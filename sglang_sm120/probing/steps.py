@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sglang_sm120 import reference
+from sglang_sm120.capture import captured
 from sglang_sm120.layout import padded_scale_shape, swizzle_128x4
 from sglang_sm120.probing.checks import check_product, check_quantized, gemm_bound
 from sglang_sm120.probing.operations import Operations
@@ -146,14 +147,7 @@ def _burst(operations: Operations, data: _Data, weight: _Weight, plan: Plan) -> 
 def _graph(operations: Operations, data: _Data, weight: _Weight, plan: Plan) -> None:
     """The same inside a captured graph, replayed on results that were overwritten."""
     launch = _launches(operations, data, weight, plan)
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        launch()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = launch()
+    graph, results = captured(launch)
     for _ in range(plan.repeats):
         for out, *_ in results:
             out.fill_(torch.nan)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from sglang_sm120.capture import captured
 from sglang_sm120.layout import padded_scale_shape
 from sglang_sm120.probing.operations import Operations, of_subject
 from sglang_sm120.tuning.choice import REPEATS, SECONDS_PER_REPEAT, Timing, summary
@@ -180,14 +181,7 @@ def _repeat(subject: Subject, copies: int, device: torch.device) -> tuple[Call, 
 
     if device.type != "cuda" or not subject.can_be_captured:
         return run, calls
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    graph, _ = captured(run)
     graph.replay()
     return graph.replay, calls
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from sglang_sm120.backends.moe_table import KERNEL_RUNNERS
 from sglang_sm120.device import collect_facts
 from sglang_sm120.host import moe_choice
 from sglang_sm120.host.moe_choice import Runners
 from sglang_sm120.probing import expert_bound
+from tests.gpu.graphs import assert_a_graph_follows
 from tests.host.conftest import Serving
 from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
 from tests.support.nvfp4 import assert_matches_oracle
@@ -51,13 +51,4 @@ def test_a_captured_layer_follows_new_tokens(kind: str) -> None:
     layer = make("sm120", kind, "gated")
     batches = [layer.batch(5) for _ in range(3)]
     expected = [layer.run(*batch) for batch in batches]
-    live = [tensor.cuda() for tensor in batches[0]]
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = layer.run(*live)
-    for batch, right in zip(batches, expected, strict=True):
-        for tensor, value in zip(live, batch, strict=True):
-            tensor.copy_(value)
-        graph.replay()
-        assert torch.equal(out, right)
+    assert_a_graph_follows(layer.run, batches, expected)

@@ -23,6 +23,7 @@ from sglang_sm120.tuning import table
 from sglang_sm120.tuning.choice import Timing
 from sglang_sm120.tuning.expert_cases import ExpertShape
 from sglang_sm120.tuning.results import ExpertEntry
+from tests.gpu.graphs import assert_a_graph_follows
 from tests.host.conftest import Serving
 from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
 from tests.support.nvfp4 import assert_matches_oracle
@@ -76,15 +77,6 @@ def test_each_captured_graph_holds_the_kernels_of_its_number_of_tokens(facts: Ho
     layer = make("ModelOpt", facts)
     batches = [layer.batch(5) for _ in range(2)]
     expected = [layer.run(*batch) for batch in batches]
-    live = [tensor.cuda() for tensor in batches[0]]
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = layer.run(*live)
-    for batch, right in zip(batches, expected, strict=True):
-        for tensor, value in zip(live, batch, strict=True):
-            tensor.copy_(value)
-        graph.replay()
-        assert torch.equal(out, right)
+    assert_a_graph_follows(layer.run, batches, expected)
     eager = layer.batch(32)
     assert torch.equal(layer.run(*eager).cpu(), layer.expected(*eager))
