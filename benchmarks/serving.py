@@ -40,7 +40,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--waves", type=int, default=1, help="requests of a burst for each that is in flight")
     parser.add_argument("--profile-steps", type=int, default=30, help="0 leaves the profile out")
-    parser.add_argument("--profile-concurrency", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--profile-concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--start-timeout", type=float, default=300.0, metavar="S")
     parser.add_argument("--folder", type=Path, help="for checkpoint and logs; a checkpoint found there is used again")
     parser.add_argument(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.serve.client import STREAM_INTERVAL
@@ -17,7 +18,7 @@ from cpu_host.server import Launch, Server, ServerError
 #: may be missing, and then that is the result.
 OPTIONS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "sm120": (("--fp4-gemm-backend", "sm120"), ("--moe-runner-backend", "sm120")),
-    "sm120_tuned": (("--fp4-gemm-backend", "sm120_tuned"), ("--moe-runner-backend", "sm120")),
+    "sm120_tuned": (("--fp4-gemm-backend", "sm120_tuned"), ("--moe-runner-backend", "sm120_tuned")),
     "marlin": (("--fp4-gemm-backend", "marlin"), ("--moe-runner-backend", "marlin")),
     "humming": (("--quantization", "humming"), ("--moe-runner-backend", "humming")),
 }
@@ -87,8 +88,16 @@ class Fleet:
         self.problems: dict[str, str] = {}
 
     def __enter__(self) -> Fleet:
+        self._wait({name: partial(self._start, launch) for name, launch in self._launches.items()})
+        return self
+
+    def restart(self, names: Iterable[str]) -> None:
+        """End servers and start each again in the same way, all at once. One that leaves a trace is a problem."""
+        self._wait({name: partial(self._start_again, self.servers.pop(name)) for name in list(names)})
+
+    def _wait(self, starts: Mapping[str, Callable[[], Server]]) -> None:
         # A server ends with the thread that started it, so these threads live as long as the servers do.
-        waiting = {name: self._pool.submit(self._start, launch) for name, launch in self._launches.items()}
+        waiting = {name: self._pool.submit(start) for name, start in starts.items()}
         for name, future in waiting.items():
             try:
                 self.servers[name] = future.result()
@@ -97,10 +106,15 @@ class Fleet:
             except BaseException:
                 self.__exit__()
                 raise
-        return self
 
     def _start(self, launch: Launch) -> Server:
         return Server(launch, timeout=self._timeout_s).__enter__()
+
+    def _start_again(self, server: Server) -> Server:
+        killed = server.stop()
+        if killed or server.crash_lines():
+            raise ServerError(f"it did not end cleanly: {len(killed)} processes killed, {server.crash_lines()}")
+        return self._start(server.launch)
 
     def __exit__(self, *_: object) -> None:
         for server in self.servers.values():

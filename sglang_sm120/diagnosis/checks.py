@@ -15,6 +15,8 @@ from sglang_sm120.diagnosis.jit_cache import PDL_DEFINE
 GIB = 2**30
 #: What one compiler of FlashInfer's CUTLASS sources may need; reports say 3 to 8 GiB (flashinfer#3634).
 _COMPILER_MEMORY = 8 * GIB
+#: What the system and the server itself need while it compiles; on DGX Spark the same memory is the GPU's.
+_SERVER_MEMORY = 16 * GIB
 #: Sources, objects and libraries of the modules that a model needs; nvcc's scratch files beside them.
 _COMPILER_DISK = 4 * GIB
 
@@ -96,7 +98,7 @@ def _room(compiled: Compiled, facts: HostFacts) -> Iterator[Finding]:
     """FlashInfer compiles on the first start; only where it would."""
     if "flashinfer" not in facts.versions or facts.capability is None or facts.capability[0] != 12:
         return
-    fitting = max(compiled.memory_available // _COMPILER_MEMORY, 1)
+    fitting = max((compiled.memory_available - _SERVER_MEMORY) // _COMPILER_MEMORY, 1)
     if compiled.memory_available and compiled.jobs > fitting:
         message = (
             f"FlashInfer's first start runs {compiled.jobs} compilers at once, of up to {_COMPILER_MEMORY // GIB} GiB "

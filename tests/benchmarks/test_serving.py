@@ -182,3 +182,5 @@ def test_contenders_differ_in_their_backend_only(tmp_path: Path) -> None:
     ours, theirs = line("sm120", True), line("marlin", True)
     assert [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]] == [("sm120", "marlin")] * 2
     assert "--moe-runner-backend" not in line("sm120", False)
+    tuned = line("sm120_tuned", True)
+    assert [pair for pair in zip(ours, tuned, strict=True) if pair[0] != pair[1]] == [("sm120", "sm120_tuned")] * 2

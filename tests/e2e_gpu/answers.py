@@ -1,9 +1,11 @@
-"""Whether two servers answer the same prompts with the same bits."""
+"""What servers answer to the same prompts, bit for bit."""
 
 from __future__ import annotations
 
 from benchmarks.serve import checkpoints, client
-from cpu_host.server import Generation, Server
+from cpu_host.server import Server
+
+Numbers = tuple[list[int], list[float], list[float]]
 
 #: Tokens that every served model has.
 VOCAB = min(geometry.vocab for geometry in checkpoints.GEOMETRIES.values())
@@ -11,13 +13,9 @@ VOCAB = min(geometry.vocab for geometry in checkpoints.GEOMETRIES.values())
 PROMPTS = [client.prompts(1, length, VOCAB, "fixed")[0] for length in (48, 200)]
 
 
-def same_bits(one: Server, other: Server) -> bool:
-    """Compare tokens and log-probabilities of prompt and answer."""
+def numbers(server: Server) -> list[Numbers]:
+    """Tokens, and the log-probabilities of answer and prompt."""
     # SGLang's attention and bf16 GEMMs have other bits in another batch, and after a prefix that was cached.
-    for server in (one, other):
-        server.forget()
-    return all(_numbers(one.generate(prompt, 8)) == _numbers(other.generate(prompt, 8)) for prompt in PROMPTS)
-
-
-def _numbers(answer: Generation) -> tuple[list[int], list[float], list[float]]:
-    return answer.tokens, answer.output, answer.prompt
+    server.forget()
+    answers = [server.generate(prompt, 8) for prompt in PROMPTS]
+    return [(answer.tokens, answer.output, answer.prompt) for answer in answers]

@@ -19,19 +19,22 @@ from cpu_host.server import Server
 from sglang_sm120 import env
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.moe_table import MOE_RUNNERS
-from tests.e2e_gpu.answers import VOCAB
+from tests.e2e_gpu.answers import VOCAB, Numbers, numbers
 from tests.e2e_gpu.load import Load, put
 
 #: A value, and which kind of model it serves.
 Served = tuple[str, str]
 #: What is served. The table says which of our values there are.
-SERVED: list[Served] = [(value, "dense") for value in ("sm120", "sm120_tuned") if value in BACKENDS]
-if "sm120" in MOE_RUNNERS:
-    SERVED.append(("sm120", "moe"))
+SERVED: list[Served] = [
+    (value, kind)
+    for kind, table in (("dense", BACKENDS), ("moe", MOE_RUNNERS))
+    for value in ("sm120", "sm120_tuned")
+    if value in table
+]
 #: Enough for every kind of layer; the benchmark, not this, needs a model of real depth.
 LAYERS = {"dense": 6, "moe": 4}
 #: The fixtures that are servers, with their environment variables.
-ROLES: dict[str, dict[str, str]] = {"server": {}, "second_server": {}, "checked_server": {env.VERIFY: "1"}}
+ROLES: dict[str, dict[str, str]] = {"server": {}, "checked_server": {env.VERIFY: "1"}}
 #: The value whose tuning table is made here, and the only one that the table can choose.
 TUNED, CHOSEN = "sm120_tuned", "sm120"
 START_TIMEOUT = 400.0
@@ -76,17 +79,26 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def tuning_table(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Table:
-    """A table for the dense model, made while no server is there to disturb the times."""
-    path = tmp_path_factory.mktemp("tuning") / "table.json"
-    tuning.probe(CHOSEN)
-    tuning.tune(models("dense"), path, CHOSEN)
-    return Table(path, models("dense"), CHOSEN, path.read_bytes())
+def tuning_tables(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Table]:
+    """Tables by kind of model, each made when it is first asked for: before a server is there to disturb the times."""
+    probe = cache(tuning.probe)
+
+    @cache
+    def make(kind: str) -> Table:
+        path = tmp_path_factory.mktemp("tuning") / "table.json"
+        probe(CHOSEN)
+        tuning.tune(models(kind), path, CHOSEN)
+        return Table(path, models(kind), CHOSEN, path.read_bytes())
+
+    return make
 
 
 @pytest.fixture(scope="session")
 def fleet(
-    request: pytest.FixtureRequest, models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    models: Callable[[str], Path],
+    tuning_tables: Callable[[str], Table],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[contenders.Fleet]:
     """Every server that a selected test asks for; each must end without a trace."""
     launches, problems = {}, {}
@@ -98,7 +110,7 @@ def fleet(
         launch.environ.update(ROLES[role])
         try:
             if value == TUNED:
-                launch.environ[env.TUNING_TABLE] = str(request.getfixturevalue("tuning_table").path)
+                launch.environ[env.TUNING_TABLE] = str(tuning_tables(kind).path)
         except RuntimeError as error:
             problems[name] = str(error)
         else:
@@ -126,6 +138,12 @@ def wanted(items: list[pytest.Item]) -> set[tuple[str, str, str]]:
     return found
 
 
+def _plain(fleet: contenders.Fleet) -> dict[Served, str]:
+    """The names of the servers that run without anything special."""
+    named = {name: name.split() for name in fleet.servers}
+    return {(value, kind): name for name, (role, value, kind) in named.items() if role == "server"}
+
+
 def _find(fleet: contenders.Fleet, role: str, served: Served) -> Server:
     name = " ".join((role, *served))
     if name in fleet.problems:
@@ -139,10 +157,13 @@ def server(fleet: contenders.Fleet, served: Served) -> Server:
     return _find(fleet, "server", served)
 
 
-@pytest.fixture
-def second_server(fleet: contenders.Fleet, served: Served) -> Server:
-    """Another one that was started in the same way."""
-    return _find(fleet, "second_server", served)
+@pytest.fixture(scope="session")
+def before_restart(fleet: contenders.Fleet) -> dict[Served, list[Numbers]]:
+    """What every server answered before all of them were ended and started again."""
+    running = _plain(fleet)
+    answers = {served: numbers(fleet.servers[name]) for served, name in running.items()}
+    fleet.restart(running.values())
+    return answers
 
 
 @pytest.fixture
@@ -161,14 +182,10 @@ def untuned_server(fleet: contenders.Fleet, served: Served) -> Server:
 def loads(fleet: contenders.Fleet, request: pytest.FixtureRequest) -> Loads:
     """Loads every server at the same time, once for each concurrency: the card is busy with all of them."""
     seconds = request.config.getoption("--e2e-seconds")
-    urls = {}
-    for name, running in fleet.servers.items():
-        role, value, kind = name.split()
-        if role == "server":
-            urls[value, kind] = running.url
 
     @cache
     def under(concurrency: int) -> dict[Served, Load]:
+        urls = {served: fleet.servers[name].url for served, name in _plain(fleet).items()}
         with ThreadPoolExecutor(len(urls)) as pool:
             running = {served: pool.submit(put, url, concurrency, seconds, VOCAB) for served, url in urls.items()}
         return {served: future.result() for served, future in running.items()}

@@ -8,17 +8,15 @@ import pytest
 
 from benchmarks.serve import client
 from cpu_host.server import Server
-from tests.e2e_gpu.answers import PROMPTS, VOCAB, same_bits
-from tests.e2e_gpu.conftest import Loads
+from tests.e2e_gpu.answers import PROMPTS, VOCAB, Numbers, numbers
+from tests.e2e_gpu.conftest import Loads, Served
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
 
 @pytest.mark.parametrize("concurrency", [1, 8, 64])
 @pytest.mark.timeout(1800)
-def test_not_one_request_fails_under_load(
-    server: Server, served: tuple[str, str], loads: Loads, concurrency: int
-) -> None:
+def test_not_one_request_fails_under_load(server: Server, served: Served, loads: Loads, concurrency: int) -> None:
     load = loads(concurrency)[served]
     assert load.errors == [], server.tail()
     print(f"{load.tokens} tokens in {load.bursts} bursts at {concurrency}")
@@ -36,6 +34,9 @@ def test_clients_that_hang_up_leave_the_others_alone(server: Server) -> None:
     assert again.errors == []
 
 
-def test_a_server_that_is_started_again_gives_the_same_answer(server: Server, second_server: Server) -> None:
-    """Under ``sm120_tuned`` both were given the same tuning table."""
-    assert same_bits(server, second_server)
+@pytest.mark.timeout(1800)
+def test_a_server_that_is_started_again_gives_the_same_answer(
+    before_restart: dict[Served, list[Numbers]], server: Server, served: Served
+) -> None:
+    """Under ``sm120_tuned`` with the same tuning table."""
+    assert numbers(server) == before_restart[served]
