@@ -211,6 +211,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "goals": result_tables.goals,
     "profiles": result_tables.profiles,
     "kernels": result_tables.kernels,
+    "experts": result_tables.experts,
     "prediction_rates": prediction_tables.rates,
     "prediction_terms": prediction_tables.term_table,
     "prediction_arithmetic": prediction_tables.arithmetic,

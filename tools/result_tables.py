@@ -13,6 +13,8 @@ from tools import result_files, result_plots
 NOTHING = "*No file yet.*\n"
 BENCHMARKS = result_files.ROOT / "benchmarks"
 _PEERS = ("humming", "marlin", "bf16")
+#: Up to this many tokens the experts' goal counts.
+_FEW_TOKENS = 8
 #: Tokens a second of ``sm120`` as a multiple of the best other value: up to this many requests, dense and with experts.
 _GOAL_REQUESTS, _GOAL_DENSE, _GOAL_EXPERTS = 16, 1.2, 1.3
 
@@ -160,6 +162,38 @@ def kernels(folder: Path = BENCHMARKS) -> str:
             rows += list(_peers(path.name, record, tokens))
     head = ["file", "card", "M", "other kernel", "shapes", "in a chain: mean", "smallest", "plain: mean", "smallest"]
     return table(head, rows)
+
+
+def experts(folder: Path = BENCHMARKS) -> str:
+    """Times of other experts as multiples of ours, for each model and TP of a run of ``benchmarks/moe.py``."""
+    rows = []
+    for path in sorted(folder.glob("moe_*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        layers = list(dict.fromkeys((row["model"], row["TP"], row["H"], row["I"]) for row in record["rows"]))
+        for layer in layers:
+            of_layer = [row for row in record["rows"] if (row["model"], row["TP"], row["H"], row["I"]) == layer]
+            for peer in of_layer[0]["ratio"]:
+                rows.append([path.name, record["card"], *map(str, layer), peer, *_by_tokens(of_layer, peer)])
+    head = [
+        "file",
+        "card",
+        "model",
+        "TP",
+        "H",
+        "I",
+        "other kernel",
+        "M 1 to 8: mean",
+        "smallest",
+        "more: mean",
+        "smallest",
+    ]
+    return table(head, rows)
+
+
+def _by_tokens(rows: Sequence[Mapping[str, Any]], peer: str) -> Iterator[str]:
+    for few in (True, False):
+        ratios = [row["ratio"][peer] for row in rows if (row["M"] <= _FEW_TOKENS) == few]
+        yield from (f"{statistics.geometric_mean(ratios):.2f}", f"{min(ratios):.2f}") if ratios else ("", "")
 
 
 def _peers(file: str, record: Mapping[str, Any], tokens: int) -> Iterator[list[str]]:
