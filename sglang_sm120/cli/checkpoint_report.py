@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from sglang_sm120.models.checkpoint import check_checkpoint
 
@@ -27,7 +28,7 @@ def check_with_progress(path: Path, tp: int | None, *, quiet: bool) -> dict[str,
 
 
 def render_checkpoint(report: dict[str, Any], console: Console | None = None) -> None:
-    """Print one line per finding, and a summary."""
+    """Print one line per finding, a table of their kinds, and a summary."""
     console = console or Console()
     shown: dict[str, int] = defaultdict(int)
     for finding in report["findings"]:
@@ -38,9 +39,8 @@ def render_checkpoint(report: dict[str, Any], console: Console | None = None) ->
         colour = _COLOURS[finding["severity"]]
         line = f"[{colour}]{finding['severity']}[/] {escape(finding['code'])}: {escape(text)}"
         console.print(line, soft_wrap=True, highlight=False)
-    for code, count in report["counts"].items():
-        if count > _SHOWN:
-            console.print(f"… and {count - _SHOWN} more of {code}; --json lists them.", soft_wrap=True)
+    if report["counts"]:
+        _print_kinds(console, report["counts"])
     modules = ", ".join(f"{count} {kind}" for kind, count in report["modules"].items())
     console.print(
         escape(
@@ -53,3 +53,13 @@ def render_checkpoint(report: dict[str, Any], console: Console | None = None) ->
         console.print(f"[green]No error[/], {report['warnings']} warning(s).")
     else:
         console.print(f"[red]{report['errors']} error(s)[/], {report['warnings']} warning(s).")
+
+
+def _print_kinds(console: Console, kinds: list[dict[str, Any]]) -> None:
+    table = Table("", "finding", "tensors", "", pad_edge=False)
+    for kind in kinds:
+        rest = kind["count"] - _SHOWN
+        more = f"{rest} more than shown; --json lists them" if rest > 0 else ""
+        colour = _COLOURS[kind["severity"]]
+        table.add_row(f"[{colour}]{kind['severity']}[/]", escape(kind["code"]), str(kind["count"]), more)
+    console.print(table)

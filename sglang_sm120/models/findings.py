@@ -45,9 +45,10 @@ class Findings:
         """Plain data for a report, errors first."""
         order: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
         kept = sorted(self.kept, key=lambda finding: (order[finding.severity], finding.code))
+        kinds = sorted(self.counts.items(), key=lambda kind: (order[kind[0][1]], kind[0][0]))
         return {
             "errors": self.number("error"),
             "warnings": self.number("warning"),
             "findings": [asdict(finding) for finding in kept],
-            "counts": {code: count for (code, _), count in sorted(self.counts.items())},
+            "counts": [{"code": code, "severity": found, "count": count} for (code, found), count in kinds],
         }

@@ -135,8 +135,9 @@ class TestCheckCheckpoint:
         save_file(tensors, bad / "model.safetensors")
         done = bare.run("check-checkpoint", str(bad))
         assert done.returncode == 1
-        (line,) = (line for line in done.stdout.splitlines() if line.startswith("error"))
-        assert f"scale-not-finite: {name} = inf:" in line
+        line, row = (line for line in done.stdout.splitlines() if "scale-not-finite" in line)
+        assert f"error scale-not-finite: {name} = inf:" in line
+        assert row.replace("│", "").split() == ["error", "scale-not-finite", "1"]
         assert "export the checkpoint again" in line
         assert json.loads(bare.run("check-checkpoint", str(bad), "--json").stdout)["errors"] == 1
 
