@@ -11,10 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections import Counter
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,9 +19,8 @@ import torch
 from cpu_host.kernels.library import EmulatedLibrary
 from sglang_sm120 import reference
 from tests.patches import evidence
+from tests.patches.flashinfer_cpu import CALLS, stand_in
 from tests.support.nvfp4 import assert_matches_oracle, float32_gemm_bound, random_nvfp4_weight
-
-CALLS: Counter[str] = Counter()
 
 
 class Kernels:
@@ -42,27 +38,8 @@ class Kernels:
         self._library.nvfp4_quantize(x, global_scale, codes, scales, True, False, use_pdl)
 
 
-def flashinfer() -> ModuleType:
-    """The two functions of FlashInfer that SGLang's dense NVFP4 layers call."""
-
-    def fp4_quantize(input: Any, global_scale: Any, **options: Any) -> Any:
-        CALLS["flashinfer quantize"] += 1
-        return reference.quantize(input, global_scale.reshape(()))
-
-    def mm_fp4(a: Any, b: Any, a_scale: Any, b_scale: Any, alpha: Any, out_dtype: Any, **options: Any) -> Any:
-        CALLS["flashinfer gemm"] += 1
-        return reference.gemm(a, b.T, a_scale, b_scale.T, alpha.reshape(()), out_dtype)
-
-    module: Any = ModuleType("flashinfer")
-    module.__spec__ = ModuleSpec("flashinfer", None)
-    mm_fp4.is_backend_supported = lambda backend, capability: backend != "b12x"  # type: ignore[attr-defined]
-    module.fp4_quantize, module.mm_fp4 = fp4_quantize, mm_fp4
-    module.reorder_rows_for_gated_act_gemm = module.shuffle_matrix_sf_a = None
-    return module  # type: ignore[no-any-return]
-
-
 def main(library: Path, benchmark: Path) -> dict[str, Any]:
-    sys.modules["flashinfer"] = flashinfer()
+    sys.modules["flashinfer"] = stand_in(("auto", "cudnn", "cutlass"))
     from sglang.kernels.ops.gemm import sm120_nvfp4_skinny as skinny
     from sglang.srt.environ import envs
     from sglang.srt.layers.quantization import fp4_utils, modelopt_quant

@@ -1,68 +1,63 @@
-"""A real server of the patched release without the package: the new value arrives in its scheduler.
+"""A patched release serves by the new value alone: real servers, this package switched off, answers judged.
 
-That the patch alone then serves needs a GPU: every value that a patch adds is a kernel of FlashInfer's.
+On a machine without a GPU ``served`` says what stands in for FlashInfer and for the card. It takes no call with
+another backend than the one that the patch is to pass on.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cpu_host.checkpoints import Spec, make
-from cpu_host.server import free_port
-from sglang_sm120.host.source_probe import package_root
+from cpu_host.checkpoints import Spec, linears_per_forward
+from cpu_host.server import Server
 from sglang_sm120.upstream.catalog import Catalog
 from tests.matrix.conftest import ROOT
 from tests.patches import releases
-from tests.patches.releases import Release, patched
+from tests.patches.releases import patched, published
+from tests.support.checkpoints import Checkpoints
+from tests.support.servers import ask, judge, launch
+
+pytestmark = [pytest.mark.server, pytest.mark.matrix]
 
 WITNESS = Path(__file__).with_name("witness")
-DEADLINE = 420
+SPEC = Spec(format="modelopt", bias=True)
 
 
-@pytest.mark.server
-def test_the_scheduler_resolves_the_value_of_a_patch(real: Catalog, tmp_path: Path) -> None:
-    package = package_root()
-    assert package is not None
-    target, change = patched(Release("0.5.23", sys.executable, package), real, tmp_path / "patched", tree=False)
-    model = make(tmp_path / "model", Spec(format="modelopt"))
-    evidence, log = tmp_path / "evidence.json", tmp_path / "server.log"
-    words = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu"]
-    words += ["--quantization", "modelopt_fp4", "--fp4-gemm-backend", "flashinfer_b12x"]
-    words += ["--attention-backend", "torch_native", "--max-total-tokens", "2048", "--port", str(free_port())]
+@pytest.mark.parametrize(
+    ("release", "value", "name"),
+    [("0.5.23", "flashinfer_b12x", "b12x"), ("0.5.11", "flashinfer_cutedsl", "cute-dsl")],
+)
+def test_a_patched_release_serves_right_without_the_package(
+    release: str, value: str, name: str, real: Catalog, tmp_path: Path
+) -> None:
+    target, change = patched(published(release), real, tmp_path / "patched", tree=False)
+    checkpoints = Checkpoints(tmp_path)
+    folder, evidence = checkpoints.folder(SPEC), tmp_path / "evidence.json"
     environ = {
-        **os.environ,
-        "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_SM120_DISABLE": "1",
         "PYTHONPATH": os.pathsep.join([str(WITNESS), str(target.package.parent), str(ROOT)]),
         **releases.witnessing(change, tmp_path / "witness"),
         "SM120_PATCHED_EVIDENCE": str(evidence),
+        "SM120_PATCHED_FLASHINFER": name,
     }
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            words, env=environ, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            end = time.monotonic() + DEADLINE
-            while not evidence.exists():
-                assert server.poll() is None or evidence.exists(), log.read_text()[-6000:]
-                assert time.monotonic() < end, log.read_text()[-6000:]
-                time.sleep(0.1)
-        finally:
-            try:
-                os.killpg(server.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                assert server.poll() is not None
-            server.wait()
+    options = launch(SPEC, folder, tmp_path / "server", environment=f"sglang-{release}", backend=value, environ=environ)
+    with Server(options) as server:
+        answer = ask(server)
+        (counted,) = server.evidence()
+        log = server.log()
     facts = json.loads(evidence.read_text())
-    assert facts["process"] != server.pid
     releases.check(facts["patched"], target, change)
-    assert (facts["resolved"], facts["flashinfer_name"]) == ("flashinfer_b12x", "b12x")
+    assert log.count("patched: sglang.") == len(facts["patched"])
+    assert (facts["resolved"], facts["flashinfer_name"], facts["process"]) == (value, name, counted.pid)
     assert facts["hooks"] in ([], ["off"])
+    assert "torch_reference" not in facts["values"]
+    assert counted.multiplied_by == {"flashinfer": counted.forwards * linears_per_forward(SPEC)}
+    comparison = judge(answer, checkpoints.reference(folder))
+    assert comparison.agrees, comparison
+    other = checkpoints.folder(replace(SPEC, seed=SPEC.seed + 1))
+    assert not judge(answer, checkpoints.reference(other)).agrees
