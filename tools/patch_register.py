@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
-from sglang_sm120.upstream.catalog import APPLICABLE, Catalog, combined, load_catalog
-from sglang_sm120.upstream.target import Target, sha256
-from tools.envs import RELEASES
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from sglang_sm120.upstream.catalog import APPLICABLE, Catalog, combined, load_catalog  # noqa: E402
+from sglang_sm120.upstream.target import Target, sha256  # noqa: E402
+from tools.envs import RELEASES  # noqa: E402
+
 PATCHES = ROOT / "patches"
 
 _INTRODUCTION = """\

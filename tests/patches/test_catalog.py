@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from sglang_sm120.errors import PatchError
 from sglang_sm120.upstream.catalog import Catalog, combined, covers
 from sglang_sm120.upstream.patchfile import HEADERS
 from tests.patches.conftest import make_catalog
+from tools import patch_register
 from tools.envs import RELEASES
 from tools.patch_register import register
 
@@ -21,6 +24,13 @@ SINCE = {2: "0.5.12", 3: "0.5.12", 4: "0.5.16", 5: "0.5.20", 6: "0.5.23", 7: "0.
 
 def test_the_register_is_up_to_date(real: Catalog) -> None:
     assert (real.root / "README.md").read_text() == register(real), "run python tools/patch_register.py"
+
+
+def test_the_register_s_command_starts_in_any_folder(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(patch_register.__file__)), "--help"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "--pristine" in run.stdout
 
 
 def test_every_supported_release_has_its_series(real: Catalog) -> None:
