@@ -17,6 +17,7 @@ def replay(path: Path, backend: str | None, timeout: float) -> tuple[dict[str, A
     from sglang_sm120.records import identity_of
     from sglang_sm120.verification import replay as room
     from sglang_sm120.verification import reproducer
+    from sglang_sm120.verification.served import spelled
 
     case = reproducer.read(path)
     facts = collect_facts()
@@ -27,8 +28,8 @@ def replay(path: Path, backend: str | None, timeout: float) -> tuple[dict[str, A
             "operation": case.call.operation,
             "layer": case.layer,
             "m": case.call.m,
-            "n": case.call.n,
-            "k": case.call.k,
+            **{name.lower(): value for name, value in case.call.sizes},
+            "sizes": f"M={case.call.m} {spelled(case.call.sizes)}",
             "backend": case.backend,
             "wrong": case.wrong,
         },
@@ -43,7 +44,7 @@ def render(report: dict[str, Any], console: Console | None = None) -> None:
     """Print what the server found, what differs here, and what the replay found."""
     console = console or Console()
     call, outcome = report["call"], report["outcome"]
-    console.print(escape(f"{call['layer']}: {call['operation']} M={call['m']} N={call['n']} K={call['k']}"))
+    console.print(escape(f"{call['layer']}: {call['operation']} {call['sizes']}"))
     console.print(escape(f"in the server, {call['backend']}: {call['wrong']}"))
     if report["differences"]:
         console.print(escape(f"differs here: {', '.join(report['differences'])}"))

@@ -28,7 +28,8 @@ from torch.nn import Parameter
 
 from sglang_sm120 import layout, ops, scales
 from sglang_sm120.backends import BACKENDS
-from sglang_sm120.errors import ConfigError, bad_value
+from sglang_sm120.errors import BackendError, ConfigError, bad_value
+from sglang_sm120.failures import failed_call
 from sglang_sm120.formats import BLOCK_SIZE
 from sglang_sm120.host import reload
 from sglang_sm120.host.conventions import Convention
@@ -194,11 +195,29 @@ def forward(layer: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
         x: bf16/fp16 [..., K], or the pair (packed e2m1 [M, K/2], swizzled block scales) that SGLang's fused
             activation kernels hand over.
         bias: [N] or ``None``; added before the one rounding to the output type.
+
+    Raises:
+        ConfigError: scales were written since the layer was prepared, or the layer cannot take a quantized input.
+        BackendError: the backend failed, without an error of ours.
+        Sm120Error: what the backend raised; like the others it names backend, layer and sizes.
     """
     prepared: Prepared = layer.sm120_prepared
     reload.refuse_if_stale(layer)
-    if isinstance(x, tuple):
-        return _forward_quantized(layer, prepared, x, bias)
+    try:
+        if isinstance(x, tuple):
+            return _forward_quantized(layer, prepared, x, bias)
+        return _forward_rows(layer, prepared, x, bias)
+    except (torch.OutOfMemoryError, BackendError, ConfigError):
+        raise  # they say who and what themselves
+    except Exception as error:
+        rows = x[0] if isinstance(x, tuple) else x
+        m = rows.numel() // max(1, rows.shape[-1])
+        sizes = f"M={m} N={sum(layer.logical_widths)} K={layer.input_size_per_partition}"
+        remedy = "Name another --fp4-gemm-backend, or run sglang-sm120 probe"
+        raise failed_call(prepared.backend, layer_name(layer), sizes, error, remedy) from error
+
+
+def _forward_rows(layer: Any, prepared: Prepared, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     if prepared.pre_scaled:
         x = x * layer.pre_quant_scale
     weight = getattr(layer, prepared.weight_name)

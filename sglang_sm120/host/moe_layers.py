@@ -17,7 +17,8 @@ import torch
 
 from sglang_sm120 import ops, self_test
 from sglang_sm120.backends.moe_verdict import moe_verdict
-from sglang_sm120.errors import UnsupportedError, bad_value
+from sglang_sm120.errors import BackendError, ConfigError, UnsupportedError, bad_value
+from sglang_sm120.failures import failed_call
 from sglang_sm120.formats import BLOCK_SIZE
 from sglang_sm120.host import moe_choice, moe_tuning, reload
 from sglang_sm120.host.conventions import ExpertConvention
@@ -155,14 +156,27 @@ def check_config(method: Any, layer: Any, config: Any, experts: Experts) -> None
     Raises:
         UnsupportedError: names the feature.
     """
+    obstacle = unsupported(method, layer, config, experts.convention)
+    if obstacle:
+        raise _refusal(experts, obstacle)
+    experts.activation = config.activation
+    # A property that looks at the runner in force, which is another one in the forward of a draft.
+    experts.gate_first = not getattr(method, "load_up_proj_weight_first", False)
+    experts.own = experts.runner
+    if experts.runner != moe_tuning.VALUE:
+        experts.most_tokens = _crossover(experts)
+
+
+def unsupported(method: Any, layer: Any, config: Any, convention: ExpertConvention) -> str:
+    """Return what a layer asks for that neither our kernels nor the oracle compute; empty if it is nothing."""
     if config.activation not in ("silu", "relu2") or config.is_gated != (config.activation == "silu"):
         shown = f"{config.activation!r} ({'with' if config.is_gated else 'without'} a gate)"
-        raise _refusal(experts, f"the kernels know silu with a gate and relu2 without, not {shown}")
+        return f"the kernels know silu with a gate and relu2 without, not {shown}"
     clamp = next((name for name in _CLAMPS if getattr(config, name, None) is not None), None)
-    for wanted, what in (
+    obstacles = (
         (clamp is not None, f"this model's {clamp} clamps or shifts the activation"),
         (
-            not config.is_gated and experts.convention.quantization == "compressed-tensors",
+            not config.is_gated and convention.quantization == "compressed-tensors",
             "SGLang gives compressed-tensors experts a gate, and this model's have none",
         ),
         (config.apply_router_weight_on_input, "this model applies router weights to the input"),
@@ -176,15 +190,8 @@ def check_config(method: Any, layer: Any, config: Any, experts: Experts) -> None
             "under expert parallelism shared experts are not numbered like the routed ones; "
             "add --disable-shared-experts-fusion",
         ),
-    ):
-        if wanted:
-            raise _refusal(experts, what)
-    experts.activation = config.activation
-    # A property that looks at the runner in force, which is another one in the forward of a draft.
-    experts.gate_first = not getattr(method, "load_up_proj_weight_first", False)
-    experts.own = experts.runner
-    if experts.runner != moe_tuning.VALUE:
-        experts.most_tokens = _crossover(experts)
+    )
+    return next((what for wanted, what in obstacles if wanted), "")
 
 
 def make_ready(layer: Any, experts: Experts) -> None:
@@ -249,8 +256,21 @@ def forward(layer: Any, experts: Experts, dispatched: Any, runner: str) -> torch
 
     Raises:
         ConfigError: scales were written since the layer was prepared.
+        BackendError: the runner failed, without an error of ours.
+        Sm120Error: what the runner raised; like the others it names runner, layer and sizes.
     """
     reload.refuse_if_stale(layer)
+    try:
+        return _forward(layer, experts, dispatched, runner)
+    except (torch.OutOfMemoryError, BackendError, ConfigError):
+        raise  # they say who and what themselves
+    except Exception as error:
+        sizes = f"{shape_of(layer, experts).label}, M={dispatched.hidden_states.shape[0]}"
+        remedy = f"Name another {FLAG}, or run sglang-sm120 probe"
+        raise failed_call(runner, reload.layer_name(layer), sizes, error, remedy) from error
+
+
+def _forward(layer: Any, experts: Experts, dispatched: Any, runner: str) -> torch.Tensor:
     topk = dispatched.topk_output
     names = experts.convention
     return ops.nvfp4_moe(
@@ -267,13 +287,13 @@ def forward(layer: Any, experts: Experts, dispatched: Any, runner: str) -> torch
         layer.w2_input_scale_quant,
         experts.activation,
         experts.gate_first,
-        _first_expert(layer),
+        first_expert(layer),
         runner,
     )
 
 
-def _first_expert(layer: Any) -> int:
-    """Number of this rank's first expert in the ids that reach the layer."""
+def first_expert(layer: Any) -> int:
+    """Return the number of this rank's first expert in the ids that reach the layer."""
     return 0 if _ids_are_local(layer) else int(layer.moe_ep_rank * layer.num_local_experts)
 
 

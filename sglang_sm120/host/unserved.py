@@ -97,13 +97,18 @@ def fp4_layers(model: torch.nn.Module) -> tuple[int, int]:
     dense = experts = 0
     for layer in model.modules():
         dense += is_dense(layer)
-        experts += bool(_owners(layer) & _EXPERTS)
+        experts += has_experts(layer)
     return dense, experts
 
 
 def is_dense(layer: torch.nn.Module) -> bool:
     """Whether a module of a model is a linear layer with NVFP4 weights."""
     return bool(_owners(layer) & _DENSE)
+
+
+def has_experts(layer: torch.nn.Module) -> bool:
+    """Whether a module of a model is a block of routed experts with NVFP4 weights."""
+    return bool(_owners(layer) & _EXPERTS)
 
 
 def _owners(layer: torch.nn.Module) -> set[str]:

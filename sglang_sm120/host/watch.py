@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,14 +31,18 @@ from sglang_sm120.host.watch_source import Source, served_by, value_of_layer
 from sglang_sm120.redact import redacted
 from sglang_sm120.verification.call import Call
 from sglang_sm120.verification.coverage import Coverage
+from sglang_sm120.verification.expert_call import ExpertCall
+from sglang_sm120.verification.expert_judge import judge_experts
 from sglang_sm120.verification.judge import judge
 from sglang_sm120.verification.reproducer import Reproducer, write
-from sglang_sm120.verification.served import Served
+from sglang_sm120.verification.served import Served, Sizes, spelled
 
 logger = logging.getLogger("sglang_sm120")
 
 #: SGLang's own warm-up request is one prefill and seven steps of decode.
 WARM_UP_STEPS = 8
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -50,10 +54,10 @@ class LayerCall:
 
     name: str
     kind: str
-    n: int
-    k: int
+    sizes: Sizes
     m: int
     due: bool
+    experts: bool = False
     backend: str = "SGLang's own path"
     judged: bool = False
     why_not: str = "no product was seen"
@@ -142,8 +146,8 @@ class Watcher:
             by_text.setdefault(text, []).append(rank)
         listing = "; ".join(f"{ranks.spell(where)}: {text}" for text, where in by_text.items())
         raise VerificationError(
-            f"{env.VERIFY}={self.every} checked nothing on any rank of the server ({listing}). No rank has a dense "
-            f"NVFP4 layer that can be checked here; unset {env.VERIFY}."
+            f"{env.VERIFY}={self.every} checked nothing on any rank of the server ({listing}). No rank has an NVFP4 "
+            f"layer that can be checked here; unset {env.VERIFY}."
         )
 
     def _write_report(self) -> None:
@@ -152,7 +156,7 @@ class Watcher:
             return
         if self.steps == WARM_UP_STEPS:
             logger.info(
-                "Calls of dense FP4 layers in the first %d steps and before them (what a CUDA graph replays is not "
+                "Calls of FP4 layers in the first %d steps and before them (what a CUDA graph replays is not "
                 "counted):\n  %s",
                 self.steps,
                 "\n  ".join(self.served.lines()),
@@ -173,19 +177,49 @@ class Watcher:
             VerificationError: the result is wrong.
         """
         first = x[0] if isinstance(x, tuple) else x
-        m = first.numel() // first.shape[-1]
+        sizes = (("N", sum(layer.logical_widths)), ("K", layer.input_size_per_partition))
+
+        def look(call: LayerCall, out: torch.Tensor) -> None:
+            if hasattr(layer, "sm120_prepared"):
+                call.backend = value_of_layer(layer, call.m)
+                if call.due:
+                    self._check_prepared(layer, x, bias, out)
+
+        return self.watched(layer, sizes, first, lambda: inner(method, layer, x, bias), look)
+
+    def watched(
+        self,
+        layer: Any,
+        sizes: Sizes,
+        rows: torch.Tensor,
+        forward: Callable[[], T],
+        look: Callable[[LayerCall, T], None],
+        *,
+        experts: bool = False,
+    ) -> T:
+        """Run one layer and account for the call.
+
+        Args:
+            layer: the module.
+            sizes: its geometry.
+            rows: its input, [..., K].
+            forward: runs it.
+            look: is given the call and the result of ``forward``; says who served it and, if it is due, checks it.
+            experts: whether it is a layer of experts.
+
+        Raises:
+            VerificationError: the result is wrong.
+        """
+        m = rows.numel() // rows.shape[-1]
         if m == 0:
-            return inner(method, layer, x, bias)
-        captured = first.is_cuda and torch.cuda.is_current_stream_capturing()
-        call = self._begin(layer, m, captured=captured)
+            return forward()
+        captured = rows.is_cuda and torch.cuda.is_current_stream_capturing()
+        call = self._begin(layer, sizes, m, captured=captured, experts=experts)
         outer, self.current = self.current, call
         try:
             with self._range(call):
-                out = inner(method, layer, x, bias)
-            if hasattr(layer, "sm120_prepared"):
-                call.backend = value_of_layer(layer, m)
-                if call.due:
-                    self._check_prepared(layer, x, bias, out)
+                out = forward()
+            look(call, out)
         finally:
             self.current = outer
         self._end(call, captured=captured)
@@ -204,7 +238,7 @@ class Watcher:
             layer.sm120_name = f"{place} {another} {number}"
         self._names.add(layer.sm120_name)
 
-    def _begin(self, layer: Any, m: int, *, captured: bool) -> LayerCall:
+    def _begin(self, layer: Any, sizes: Sizes, m: int, *, captured: bool, experts: bool) -> LayerCall:
         if not hasattr(layer, "sm120_name"):
             # Not loaded by SGLang's default loader. A name that layers of one size share would count as one layer.
             self._name_once(layer, layer_name(layer), "number")
@@ -212,24 +246,23 @@ class Watcher:
         due = self.every > 0 and not captured
         if due:
             due = not self.coverage.was_checked(name, m) if self._step_due is None else self._step_due
-        kind = type(layer).__name__
-        return LayerCall(name, kind, sum(layer.logical_widths), layer.input_size_per_partition, m, due)
+        return LayerCall(name, type(layer).__name__, sizes, m, due, experts)
 
     def _end(self, call: LayerCall, *, captured: bool) -> None:
         if self.every:
             in_step = self._step_due is not None
-            self.coverage.see(call.name, call.m, in_step=in_step)
+            self.coverage.see(call.name, call.m, in_step=in_step, experts=call.experts)
             if call.judged:
                 self.coverage.check(call.name, call.m, in_step=in_step)
             elif call.due:
                 self.coverage.skip(f"{call.backend}: {call.why_not}")
         if self.report:
-            self.served.count(call.kind, call.name, call.n, call.k, call.m, call.backend, captured=captured)
+            self.served.count(call.kind, call.name, call.sizes, call.m, call.backend, captured=captured)
 
     def _range(self, call: LayerCall) -> AbstractContextManager[object]:
         if not self.report:
             return nullcontext()
-        return torch.profiler.record_function(f"sm120 {call.kind} N={call.n} K={call.k} M={call.m}")
+        return torch.profiler.record_function(f"sm120 {call.kind} {spelled(call.sizes)} M={call.m}")
 
     # --- checks ----------------------------------------------------------------------------------------------
 
@@ -276,17 +309,42 @@ class Watcher:
             current.judged |= judgement.rows > 0
             current.why_not = "no row of its input was finite"
 
+    def check_experts(self, call: ExpertCall, out: torch.Tensor, runner: str, *, rounds_between: bool) -> None:
+        """Check the experts of the layer that runs.
+
+        Args:
+            call: what was asked.
+            out: [M, H], what came back.
+            runner: who served it.
+            rounds_between: it hands 16-bit numbers from kernel to kernel.
+
+        Raises:
+            VerificationError: the result is wrong.
+        """
+        current = self.current
+        assert current is not None
+        judgement = judge_experts(call, out, self._generator, rounds_between=rounds_between)
+        if judgement.wrong:
+            raise self._failure(current, call, (out,), runner, judgement.text)
+        current.judged |= judgement.rows > 0
+        current.why_not = "no row of its input was finite"
+
     def _failure(
-        self, current: LayerCall, call: Call, results: tuple[torch.Tensor, ...], backend: str, wrong: str
+        self,
+        current: LayerCall,
+        call: Call | ExpertCall,
+        results: tuple[torch.Tensor, ...],
+        backend: str,
+        wrong: str,
     ) -> VerificationError:
-        host = Call(call.operation, {name: tensor.cpu() for name, tensor in call.operands.items()}, call.out_dtype)
+        host = call.kept() if isinstance(call, ExpertCall) else call.to(torch.device("cpu"))
         case = Reproducer(host, tuple(tensor.cpu() for tensor in results), backend, current.name, wrong, _identity())
         try:
             path = write(case)
             kept = f"It is kept: sglang-sm120 replay {path}"
         except (ConfigError, RecordError) as error:
             kept = f"It could not be kept: {error}"
-        shape = f"M={call.m} N={call.n} K={call.k}" if call.n else f"M={call.m} K={call.k}"
+        shape = f"M={call.m} {spelled(call.sizes)}"
         return VerificationError(
             f"{current.name} ({current.kind}, {call.operation} {shape}), served by {backend}, is wrong: {wrong}. {kept}"
         )

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from sglang_sm120 import env
-from sglang_sm120.host.conventions import Convention
+from sglang_sm120.host import watch_experts
+from sglang_sm120.host.conventions import Convention, ExpertConvention
 from sglang_sm120.host.patching import Patcher, mark
-from sglang_sm120.host.unserved import is_dense
+from sglang_sm120.host.unserved import has_experts, is_dense
 from sglang_sm120.host.watch import Watcher
 from sglang_sm120.host.watch_source import Source, foreign, quantizer_in_force
 from sglang_sm120.verification.call import Call
@@ -36,6 +37,29 @@ def watch_apply(module: ModuleType, patcher: Patcher, *, convention: Convention,
         return watch.layer(inner, self, layer, x, bias)
 
     patcher.set(cls, convention.apply, mark(seam, apply, inner))
+
+
+def watch_moe(module: ModuleType, patcher: Patcher, *, convention: ExpertConvention, seam: str) -> None:
+    """Watch the forward of one method of experts, and note at its creation what a check of it has to know."""
+    owner, watch = getattr(module, convention.cls), watcher()
+    inner, create = getattr(owner, convention.apply), owner.create_moe_runner
+
+    def look_at(method: Any, layer: Any) -> None:
+        layer.sm120_watched = watch_experts.look_at(method, layer, convention, own_path=type(method) is not owner)
+
+    def create_moe_runner(self: Any, layer: Any, moe_runner_config: Any) -> None:
+        create(self, layer, moe_runner_config)
+        look_at(self, layer)
+
+    def apply(self: Any, layer: Any, dispatch_output: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return inner(self, layer, dispatch_output)
+        if not hasattr(layer, "sm120_watched"):  # a subclass made its runner by itself
+            look_at(self, layer)
+        return watch_experts.run(watch, inner, self, layer, dispatch_output)
+
+    patcher.set(owner, "create_moe_runner", mark(seam, create_moe_runner, create))
+    patcher.set(owner, convention.apply, mark(seam, apply, inner))
 
 
 def watch_gemm(module: ModuleType, patcher: Patcher, *, seam: str) -> None:
@@ -155,14 +179,14 @@ def keep_from_graphs(module: ModuleType, patcher: Patcher, *, cls: str, method: 
 
 
 def name_layers(module: ModuleType, patcher: Patcher, *, seam: str) -> None:
-    """Tell dense FP4 layers their place in the model, once it is loaded."""
+    """Tell FP4 layers their place in the model, once it is loaded."""
     loader = module.DefaultModelLoader
     inner, watch = loader.load_weights_and_postprocess, watcher()
 
     def load_weights_and_postprocess(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         inner(model, *args, **kwargs)
         for name, layer in model.named_modules():
-            if is_dense(layer):
+            if is_dense(layer) or has_experts(layer):
                 watch.name(layer, name)
 
     patcher.set(loader, "load_weights_and_postprocess", staticmethod(mark(seam, load_weights_and_postprocess, inner)))

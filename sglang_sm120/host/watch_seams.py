@@ -8,7 +8,7 @@ from __future__ import annotations
 from packaging.version import Version
 
 from sglang_sm120 import env
-from sglang_sm120.host.conventions import CONVENTIONS
+from sglang_sm120.host.conventions import CONVENTIONS, EXPERT_CONVENTIONS
 from sglang_sm120.host.seams import SEAMS, Check, Seam
 from sglang_sm120.host.source_probe import ModuleSource, argument_names
 
@@ -59,6 +59,10 @@ def _draft_graphs(kind: str, module: str, cls: str, since: Version | None = None
 #: They come after all others and so wrap what those have put in place.
 WATCH_SEAMS: tuple[Seam, ...] = (
     *(_over(f"watch ({c.label})", f"apply ({c.label})", "watch_apply", convention=c) for c in CONVENTIONS),
+    *(
+        _over(f"watch experts ({c.label})", f"moe layer ({c.label})", "watch_moe", convention=c)
+        for c in EXPERT_CONVENTIONS
+    ),
     _over("watch gemm", "gemm", "watch_gemm"),
     _over("watch quantizer (ModelOpt)", "quantizer (ModelOpt)", "watch_quantizer"),
     _over("watch quantizer (compressed-tensors)", "quantizer (compressed-tensors)", "watch_quantizer"),

@@ -23,11 +23,12 @@ class Layer:
     """Experts of one rank as SGLang's ``flashinfer_cutlass`` keeps them: scales swizzled, one input scale a GEMM.
 
     Attributes:
-        w13: [E, 2 * I, H / 2], up before gate; [E, I, H / 2] for ``relu2``.
+        w13: [E, 2 * I, H / 2], up before gate unless ``gate_first``; [E, I, H / 2] for ``relu2``.
         w2: [E, H, I / 2].
         activation: ``silu`` or ``relu2``.
         experts: of all ranks; E of them are here.
         first_expert: number of the first one here, a multiple of E.
+        gate_first: order of the halves of ``w13``, as a server may have kept them.
     """
 
     w13: ExpertWeights
@@ -35,6 +36,7 @@ class Layer:
     activation: Activation
     experts: int
     first_expert: int = 0
+    gate_first: bool = False
 
 
 #: ``moe(hidden [M, H], ids int32 [M, top_k], router weights float32 [M, top_k], layer) -> [M, H]``
@@ -50,12 +52,14 @@ class ExpertOperations:
         warm_up: context of the first call: FlashInfer's autotuner where SGLang runs it.
         can_be_captured: whether a CUDA graph can hold a call.
         rounds_between: it hands numbers of the type of ``hidden`` from kernel to kernel, not float32 or better.
+        up_first_only: it takes no ``gate_first``.
     """
 
     moe: Moe
     warm_up: Callable[[], AbstractContextManager[object]] = nullcontext
     can_be_captured: bool = True
     rounds_between: bool = False
+    up_first_only: bool = False
 
 
 def of_runner(runner: str) -> ExpertOperations:
@@ -69,11 +73,12 @@ def of_runner(runner: str) -> ExpertOperations:
         remedy = f"take one of {', '.join(CALLABLE_RUNNERS)}; a server alone can call the others"
         raise ConfigError(bad_value("runner", runner, remedy))
     if MOE_RUNNERS[runner].implementation is None:
-        return ExpertOperations(_flashinfer(), autotune, rounds_between=True)
+        return ExpertOperations(_flashinfer(), autotune, rounds_between=True, up_first_only=True)
 
     def moe(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, layer: Layer) -> torch.Tensor:
         stacks = [t for s in (layer.w13, layer.w2) for t in (s.packed, s.scales, s.alpha, s.input_global_scale)]
-        return ops.nvfp4_moe(hidden, ids, weights, *stacks, layer.activation, False, layer.first_expert, runner)
+        order = (layer.activation, layer.gate_first, layer.first_expert)
+        return ops.nvfp4_moe(hidden, ids, weights, *stacks, *order, runner)
 
     return ExpertOperations(moe, can_be_captured=not MOE_RUNNERS[runner].any_device)
 

@@ -16,7 +16,8 @@ import torch
 
 from sglang_sm120 import ops
 from sglang_sm120.backends import BACKENDS
-from sglang_sm120.errors import BackendError, ConfigError
+from sglang_sm120.errors import ConfigError, Sm120Error
+from sglang_sm120.failures import failed_call
 from sglang_sm120.probing.operations import Gemm, Linear, of_subject
 from sglang_sm120.tuning.table import by_rows
 
@@ -102,7 +103,7 @@ def linear(
 
     Raises:
         ConfigError: no plan was made for such a layer.
-        BackendError: the chosen backend failed.
+        Sm120Error: the chosen backend failed; a BackendError unless it raised an error of ours.
     """
     m, n, k = x.shape[0], weight.shape[0], x.shape[1]
     plan = _PLANS.get((n, k, x.dtype, alpha.numel() == 1))
@@ -192,9 +193,12 @@ def _no_plan(n: int, k: int, dtype: torch.dtype) -> ConfigError:
     )
 
 
-def _failed(plan: Plan, index: int, m: int, n: int, k: int, error: Exception) -> BackendError:
+def _failed(plan: Plan, index: int, m: int, n: int, k: int, error: Exception) -> Sm120Error:
     others = f" and {len(plan.layers) - 1} more" if len(plan.layers) > 1 else ""
-    return BackendError(
-        f"{plan.values[index]}, which sm120_tuned chose for M={m} N={n} K={k} (layers: {plan.layers[0]}{others}), "
-        f"failed: {type(error).__name__}: {error}. Name another backend, or run sglang-sm120 probe and tune again."
+    return failed_call(
+        f"{plan.values[index]}, which sm120_tuned chose for M={m},",
+        f"{plan.layers[0]}{others}",
+        f"M={m} N={n} K={k}",
+        error,
+        "Name another backend, or run sglang-sm120 probe and tune again",
     )

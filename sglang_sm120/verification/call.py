@@ -12,6 +12,7 @@ from sglang_sm120 import layout
 from sglang_sm120.errors import UnsupportedError
 from sglang_sm120.formats import BLOCK_SIZE
 from sglang_sm120.probing.operations import Operations
+from sglang_sm120.verification.served import Sizes
 
 Operation = Literal["linear", "gemm", "quantize"]
 
@@ -105,6 +106,11 @@ class Call:
     def k(self) -> int:
         """Inner dimension."""
         return 2 * self.operands["a"].shape[1] if self.operation == "gemm" else self.operands["x"].shape[1]
+
+    @property
+    def sizes(self) -> Sizes:
+        """N and K; K alone for ``quantize``."""
+        return (*((("N", self.n),) if self.n else ()), ("K", self.k))
 
     def to(self, device: torch.device) -> Call:
         """The same call with operands on ``device``, rows of the weight where kernels can read them."""

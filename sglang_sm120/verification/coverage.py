@@ -20,11 +20,14 @@ class Coverage:
 
     def __init__(self) -> None:
         self._pairs: dict[tuple[str, Span], bool] = {}
+        self._experts: set[str] = set()
         self._why_not: Counter[str] = Counter()
         self.products = 0
 
-    def see(self, layer: str, m: int, *, in_step: bool = False) -> None:
-        """Note that ``layer`` ran with ``m`` rows."""
+    def see(self, layer: str, m: int, *, in_step: bool = False, experts: bool = False) -> None:
+        """Note that ``layer``, of experts or dense, ran with ``m`` rows."""
+        if experts:
+            self._experts.add(layer)
         self._pairs.setdefault((layer, _span(m, in_step)), False)
 
     def was_checked(self, layer: str, m: int) -> bool:
@@ -55,11 +58,12 @@ class Coverage:
         """One line for the log."""
         layers = len({layer for layer, _ in self._pairs})
         ranges = len({span for _, span in self._pairs if span[0] != span[1]})
+        experts = f", {len(self._experts)} of them experts" if self._experts else ""
         spans = f", M of steps beyond {ROWS} in {ranges} ranges" if ranges else ""
         skipped = "".join(f"; not checked: {count} calls ({why})" for why, count in self._why_not.most_common(3))
         return (
-            f"{self.checked} of {self.seen} pairs of layer and M checked ({layers} layers, {self.products} calls"
-            f"{spans}){skipped}"
+            f"{self.checked} of {self.seen} pairs of layer and M checked "
+            f"({layers} layers{experts}, {self.products} calls{spans}){skipped}"
         )
 
 

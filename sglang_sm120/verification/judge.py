@@ -113,7 +113,18 @@ def _judge_product(
     if bias_afterwards and "bias" in named:
         # The sum before the bias is rounded once more, by half an ulp of itself.
         bound = bound + (exact - named["bias"].to(torch.float64)).abs() * torch.finfo(call.out_dtype).eps
-    got = out[rows]
+    return compare(out[rows], exact, bound, rows)
+
+
+def compare(got: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor, rows: torch.Tensor) -> Judgement:
+    """Judge rows of a result.
+
+    Args:
+        got: [R, N], what a backend returned for these rows.
+        exact: float64 [R, N], what the oracle says.
+        bound: float64 [R, N], how far a right result may be from it.
+        rows: int64 [R], their numbers, for the message.
+    """
     # A weight whose block scale is NaN makes a column of NaN, and so does the oracle.
     same = exact.isnan() & got.isnan()
     got, exact = got.masked_fill(same, 0), exact.masked_fill(same, 0)
@@ -150,6 +161,11 @@ def _rows(call: Call, generator: torch.Generator | None) -> torch.Tensor:
         finite = ((linear & 0x7F) != UE4M3_NAN).all(1)
     else:
         finite = call.operands["x"].isfinite().all(1)
+    return some_rows(finite, generator)
+
+
+def some_rows(finite: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """Numbers of the rows to judge, in order: of those that are finite (bool [M]), at most :data:`ROWS`."""
     rows = finite.nonzero().flatten()
     if len(rows) <= ROWS:
         return rows

@@ -11,20 +11,27 @@ from typing import Any
 import torch
 
 from sglang_sm120.backends import BACKENDS, verdict
-from sglang_sm120.backends.record import QUANTIZER, HostFacts
+from sglang_sm120.backends.moe_table import CALLABLE_RUNNERS, MOE_RUNNERS
+from sglang_sm120.backends.record import QUANTIZER, HostFacts, Verdict
+from sglang_sm120.backends.verdict import judge as judge_record
 from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.probing import children
 from sglang_sm120.probing.child import WrongResult
 from sglang_sm120.probing.children import PRODUCTION_FACTORY, Job
+from sglang_sm120.probing.expert_operations import ExpertOperations
 from sglang_sm120.probing.operations import Operations
 from sglang_sm120.probing.record import Outcome
-from sglang_sm120.probing.run import PROBEABLE
+from sglang_sm120.probing.run import PROBEABLE, RUNNER_FACTORY
 from sglang_sm120.probing.steps import Step
 from sglang_sm120.verification import reproducer
 from sglang_sm120.verification.call import Call
+from sglang_sm120.verification.expert_call import ExpertCall
+from sglang_sm120.verification.expert_judge import judge_experts
 from sglang_sm120.verification.judge import judge
+from sglang_sm120.verification.served import spelled
 
 _STEPS = "sglang_sm120.verification.replay:steps"
+_EXPERT_STEPS = "sglang_sm120.verification.replay:expert_steps"
 #: An error may show only in some of several calls: a race, memory that was not written.
 _REPEATS = 3
 
@@ -39,40 +46,44 @@ class _File:
         return {"path": str(self.path)}
 
 
-def run(
-    path: Path, backend: str | None, facts: HostFacts, timeout: float, *, factory: str = PRODUCTION_FACTORY
-) -> Outcome:
+def run(path: Path, backend: str | None, facts: HostFacts, timeout: float, *, factory: str | None = None) -> Outcome:
     """Run a reproducer alone and judge it.
 
     Args:
         path: of either file of the reproducer.
-        backend: a value of the table, or ``quantizer``; the recorded one if ``None``.
+        backend: a value of the table, for experts a runner, or ``quantizer``; the recorded one if ``None``.
         facts: of this machine.
         timeout: seconds for the child, compilation included.
-        factory: what makes the operations of the backend in the child; tests plant faults through it.
+        factory: what makes the operations of the backend in the child, if not the one of a probe; tests plant faults
+            through it.
 
     Raises:
         RecordError: the files are not what a server writes.
         ConfigError: no process but a server can call the backend.
     """
     case = reproducer.read(path)
-    name = backend or case.backend
-    if name not in (QUANTIZER, *PROBEABLE):
-        known = f"name one of {QUANTIZER}, {', '.join(PROBEABLE)}"
-        raise ConfigError(bad_value("--backend", name, f"{known}; SGLang's own kernels can be called by a server only"))
-    if name in BACKENDS:
-        judged = verdict(name, facts, n=case.call.n or None, k=case.call.k)
-        if judged.status != "ok":
-            return Outcome("unsupported", judged.reason)
+    call, name = case.call, backend or case.backend
+    known = CALLABLE_RUNNERS if isinstance(call, ExpertCall) else (QUANTIZER, *PROBEABLE)
+    if name not in known:
+        remedy = f"name one of {', '.join(known)}; SGLang's own kernels can be called by a server only"
+        raise ConfigError(bad_value("--backend", name, remedy))
+    judged: Verdict | None
+    if isinstance(call, ExpertCall):
+        judged, usual, steps_of = judge_record(MOE_RUNNERS[name], facts), RUNNER_FACTORY, _EXPERT_STEPS
+    else:
+        judged = verdict(name, facts, n=call.n or None, k=call.k) if name in BACKENDS else None
+        usual, steps_of = PRODUCTION_FACTORY, _STEPS
+    if judged is not None and judged.status != "ok":
+        return Outcome("unsupported", judged.reason)
     device = "cpu" if facts.capability is None else "cuda"
-    return children.run(Job(name, _File(path.resolve()), device, factory, _STEPS), timeout)
+    return children.run(Job(name, _File(path.resolve()), device, factory or usual, steps_of), timeout)
 
 
 def steps(operations: Operations, plan: dict[str, Any], device: torch.device) -> Iterator[Step]:
     """The steps of the child: the call, several times, its quantizer by itself where the backend has two operations."""
     call = reproducer.read(Path(plan["path"])).call.to(device)
-    if device.type == "cuda":
-        torch.cuda.synchronize()  # kernels may read weights before the copies in front of them have ended
+    assert isinstance(call, Call)
+    _end_copies(device)
     calls = [call]
     if call.operation == "linear" and operations.linear is None:
         calls.insert(0, Call.quantize(call.operands["x"], call.operands["activation_scale"]))
@@ -80,6 +91,29 @@ def steps(operations: Operations, plan: dict[str, Any], device: torch.device) ->
         for part in calls:
             place = f"{part.operation} M={part.m} N={part.n} K={part.k}, call {attempt + 1}"
             yield place, partial(_compute, part, operations)
+
+
+def expert_steps(operations: ExpertOperations, plan: dict[str, Any], device: torch.device) -> Iterator[Step]:
+    """The steps of the child for a call of experts: the call, several times."""
+    call = reproducer.read(Path(plan["path"])).call.to(device)
+    assert isinstance(call, ExpertCall)
+    _end_copies(device)
+    for attempt in range(_REPEATS):
+        yield f"moe M={call.m} {spelled(call.sizes)}, call {attempt + 1}", partial(_compute_experts, call, operations)
+
+
+def _end_copies(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # kernels may read weights before the copies in front of them have ended
+
+
+def _compute_experts(call: ExpertCall, operations: ExpertOperations) -> str:
+    with operations.warm_up():
+        out = call.run(operations)
+    judgement = judge_experts(call, out, rounds_between=operations.rounds_between)
+    if judgement.wrong:
+        raise WrongResult(judgement.text)
+    return judgement.text
 
 
 def _compute(call: Call, operations: Operations) -> str:

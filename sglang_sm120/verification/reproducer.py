@@ -2,7 +2,7 @@
 
 Two files of one name: ``.json`` says what the call was, ``.safetensors`` holds the tensors. Reading executes nothing,
 follows no name that stands in them, and refuses whatever :func:`write` does not write. The text in them is redacted;
-the tensors are one layer's weight and the activations of one batch.
+the tensors are one layer's weight, of experts those that have a token, and the activations of one batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -25,7 +25,9 @@ from sglang_sm120.layout import padded_scale_shape
 from sglang_sm120.models.headers import read_header
 from sglang_sm120.records import Fields, Identity
 from sglang_sm120.redact import redacted
+from sglang_sm120.verification import expert_file
 from sglang_sm120.verification.call import OPERANDS, Call, Operation
+from sglang_sm120.verification.expert_call import ExpertCall
 
 SCHEMA = 1
 #: In the cache folder.
@@ -34,10 +36,11 @@ FOLDER = "verify"
 MAX_BYTES = 4 * 2**30
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 #: Tensors beside the operands: what the backend returned.
-_RESULTS: Mapping[Operation, tuple[str, ...]] = {
+_RESULTS: Mapping[Operation | Literal["moe"], tuple[str, ...]] = {
     "linear": ("result",),
     "gemm": ("result",),
     "quantize": ("result_codes", "result_scales"),
+    "moe": ("result",),
 }
 
 
@@ -47,14 +50,14 @@ class Reproducer:
 
     Attributes:
         call: what was asked, on the CPU.
-        results: what came back: a product [M, N], or packed codes and block scales.
-        backend: a value of the table, or ``quantizer``.
+        results: what came back: a product [M, N], tokens [M, H], or packed codes and block scales.
+        backend: a value of the table, a runner of experts, or ``quantizer``.
         layer: place in the model, or class and size.
         wrong: the judgement in words.
         identity: card and versions of the server.
     """
 
-    call: Call
+    call: Call | ExpertCall
     results: tuple[torch.Tensor, ...]
     backend: str
     layer: str
@@ -67,12 +70,15 @@ def write(case: Reproducer) -> Path:
 
     Raises:
         ConfigError: the cache folder is not safe or cannot be made.
-        RecordError: the files cannot be written.
+        RecordError: the files cannot be written, or would be too large to be read.
     """
     from safetensors.torch import save
 
     folder = env.cache_dir(FOLDER)
     named = {**case.call.operands, **dict(zip(_RESULTS[case.call.operation], case.results, strict=True))}
+    size = sum(tensor.nbytes for tensor in named.values())
+    if size >= MAX_BYTES:
+        raise RecordError(f"its operands have {size} bytes; files of more than {MAX_BYTES} are not read.")
     # A result may share its memory with an operand, and views may have gaps.
     data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()})
     digest = hashlib.sha256(data).hexdigest()
@@ -89,6 +95,7 @@ def write(case: Reproducer) -> Path:
         "wrong": case.wrong,
         "identity": case.identity.to_json(),
         "sha256": digest,
+        **(expert_file.description(case.call) if isinstance(case.call, ExpertCall) else {}),
     }
     records.write_json(path, redacted(description))
     return path
@@ -110,16 +117,21 @@ def read(path: Path) -> Reproducer:
     fields.schema(SCHEMA)
     fields.text("kind", ("wrong call",))
     fields.text("created")
-    operation: Any = fields.text("operation", get_args(Operation))
+    operation: Any = fields.text("operation", tuple(_RESULTS))
     out_dtype = _DTYPES[fields.text("out_dtype", tuple(_DTYPES))]
     backend, layer, wrong = fields.text("backend"), fields.text("layer"), fields.text("wrong")
     identity = Identity.from_json(fields.object("identity"))
-    digest = fields.text("sha256")
-    fields.done()
-    tensors = _load(path.with_suffix(".safetensors"), digest)
+    tensors = _load(path.with_suffix(".safetensors"), fields.text("sha256"))
     results = tuple(tensors.pop(name) for name in _RESULTS[operation] if name in tensors)
-    call = Call(operation, tensors, out_dtype)
-    _check(fields, call, results)
+    call: Call | ExpertCall
+    if operation == "moe":
+        call = expert_file.read_call(fields, out_dtype, tensors)
+    else:
+        call = Call(operation, tensors, out_dtype)
+        _check(fields, call)
+    fields.done()
+    if len(results) != len(_RESULTS[operation]):
+        fields.fail(f"comes with tensors other than {', '.join((*call.operands, *_RESULTS[operation]))}")
     return Reproducer(call, results, backend, layer, wrong, identity)
 
 
@@ -148,10 +160,10 @@ def _load(path: Path, digest: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _check(fields: Fields, call: Call, results: tuple[torch.Tensor, ...]) -> None:
+def _check(fields: Fields, call: Call) -> None:
     """Refuse tensors that are not those of the operation, or whose shapes do not fit each other."""
     names = OPERANDS[call.operation]
-    if not {*names} - {"bias"} <= {*call.operands} <= {*names} or len(results) != len(_RESULTS[call.operation]):
+    if not {*names} - {"bias"} <= {*call.operands} <= {*names}:
         fields.fail(f"comes with tensors other than {', '.join((*names, *_RESULTS[call.operation]))}")
     for name in ("x", "a", "weight"):
         if name in call.operands and call.operands[name].dim() != 2:

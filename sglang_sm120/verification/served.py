@@ -1,4 +1,4 @@
-"""What served what: calls by layer class, N, K, range of M and backend."""
+"""What served what: calls by layer class, geometry, range of M and backend."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from typing import Any
 from sglang_sm120.records import Identity
 
 SCHEMA = 1
+
+#: Geometry of a layer, by the names that messages use: N and K, or the sizes of experts.
+Sizes = tuple[tuple[str, int], ...]
+
+
+def spelled(sizes: Sizes) -> str:
+    """Return sizes as messages show them: ``N=5120 K=3200``."""
+    return " ".join(f"{name}={value}" for name, value in sizes)
 
 
 @dataclass
@@ -24,11 +32,11 @@ class Served:
     """Counts calls that pass through Python. What a CUDA graph replays does not, so it counts when it is captured."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int, int, int, str], _Entry] = {}
+        self._rows: dict[tuple[str, Sizes, int, str], _Entry] = {}
 
-    def count(self, kind: str, layer: str, n: int, k: int, m: int, backend: str, *, captured: bool) -> None:
+    def count(self, kind: str, layer: str, sizes: Sizes, m: int, backend: str, *, captured: bool) -> None:
         """Note one call of ``layer``, which is of class ``kind``."""
-        entry = self._rows.setdefault((kind, n, k, bucket(m), backend), _Entry())
+        entry = self._rows.setdefault((kind, sizes, bucket(m), backend), _Entry())
         entry.layers.add(layer)
         entry.captured += captured
         entry.calls += not captured
@@ -38,15 +46,14 @@ class Served:
         rows = [
             {
                 "class": kind,
-                "n": n,
-                "k": k,
+                **{name.lower(): value for name, value in sizes},
                 "m": [m // 2 + 1, m],
                 "backend": backend,
                 "layers": len(entry.layers),
                 "calls": entry.calls,
                 "captured": entry.captured,
             }
-            for (kind, n, k, m, backend), entry in sorted(self._rows.items())
+            for (kind, sizes, m, backend), entry in sorted(self._rows.items())
         ]
         return {
             "schema": SCHEMA,
@@ -59,11 +66,11 @@ class Served:
     def lines(self) -> Iterator[str]:
         """The counts as lines of a log."""
         if not self._rows:
-            yield "no dense FP4 layer was called"
-        for (kind, n, k, m, backend), entry in sorted(self._rows.items()):
+            yield "no FP4 layer was called"
+        for (kind, sizes, m, backend), entry in sorted(self._rows.items()):
             span = f"M={m}" if m <= 2 else f"M={m // 2 + 1} to {m}"
             yield (
-                f"{kind} N={n} K={k} {span}: {backend}, {len(entry.layers)} layers, {entry.calls} calls, "
+                f"{kind} {spelled(sizes)} {span}: {backend}, {len(entry.layers)} layers, {entry.calls} calls, "
                 f"{entry.captured} captured"
             )
 

@@ -312,7 +312,7 @@ def test_an_error_while_serving_names_backend_layer_and_shape(
         raise RuntimeError("CUDA error: misaligned address")
 
     monkeypatch.setattr(native, "_library", fails)
-    with pytest.raises(BackendError, match=r"sm120, which .* M=2 N=64 K=128 \(layers: Module \(N=64\)\), failed: Runt"):
+    with pytest.raises(BackendError, match=r"sm120, which .* failed in Module \(N=64\), M=2 N=64 K=128: Runt"):
         case.run(torch.ones(2, K, dtype=torch.bfloat16))
 
 

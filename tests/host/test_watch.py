@@ -20,7 +20,7 @@ from sglang_sm120 import env, native, ops, reference
 from sglang_sm120.backends import torch_reference
 from sglang_sm120.errors import VerificationError
 from sglang_sm120.host import watch_seams
-from sglang_sm120.host.conventions import CONVENTIONS
+from sglang_sm120.host.conventions import CONVENTIONS, EXPERT_CONVENTIONS
 from sglang_sm120.host.patching import Patcher
 from sglang_sm120.host.seams import SEAMS
 from sglang_sm120.host.watch import Watcher
@@ -332,3 +332,4 @@ def test_sglangs_own_qwen_kernel_is_checked_too(
 def test_every_convention_is_watched() -> None:
     names = {seam.name for seam in watch_seams.WATCH_SEAMS}
     assert {f"watch ({convention.label})" for convention in CONVENTIONS} <= names
+    assert {f"watch experts ({convention.label})" for convention in EXPERT_CONVENTIONS} <= names

@@ -218,7 +218,7 @@ def test_what_served_what_is_logged_once_and_written(
             for _ in range(2 * WARM_UP_STEPS):
                 for m in (1, 3):
                     watcher.step(runner, batch(), lambda m=m: step(m))  # type: ignore[misc]
-        (block,) = [r.getMessage() for r in caplog.records if "Calls of dense FP4 layers" in r.getMessage()]
+        (block,) = [r.getMessage() for r in caplog.records if "Calls of FP4 layers" in r.getMessage()]
         assert "Module N=32 K=64 M=1: torch_reference, 2 layers, 8 calls, 0 captured" in block
         assert "Module N=32 K=64 M=3 to 4: torch_reference, 2 layers, 8 calls, 0 captured" in block
         report = json.loads(file.read_text())

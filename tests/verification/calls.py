@@ -9,6 +9,7 @@ import torch
 from cpu_host.runtime import mutations
 from sglang_sm120 import reference, scales
 from sglang_sm120.layout import ScaleLayout
+from sglang_sm120.probing.expert_operations import ExpertOperations, Layer, of_runner
 from sglang_sm120.probing.operations import Operations, of_subject
 from sglang_sm120.verification.call import Call
 from tests.probing.faulty import right_gemm, right_linear, right_quantize
@@ -80,3 +81,13 @@ def swapped_nibbles(subject: str) -> Operations:
         return right(x, weight, weight_scale, scale, alpha, bias)
 
     return replace(operations, linear=linear)
+
+
+def shifted_ids(runner: str) -> ExpertOperations:
+    """A factory for a child: the runner itself, with each token's experts exchanged for the next ones."""
+    right = of_runner(runner)
+
+    def moe(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, layer: Layer) -> torch.Tensor:
+        return right.moe(hidden, ids.roll(1, 1), weights, layer)
+
+    return replace(right, moe=moe)
