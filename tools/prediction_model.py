@@ -19,9 +19,10 @@ from typing import Any
 
 from sglang_sm120.cards import find_card
 from sglang_sm120.models import budget
-from sglang_sm120.models.architecture import Layer, Model, read_model
+from sglang_sm120.models.architecture import Model, read_model
 from sglang_sm120.models.budget import Setup, Use
 from sglang_sm120.models.explain import DRAFT_STEPS, VERIFIED_TOKENS
+from sglang_sm120.models.layer import Layer
 from sglang_sm120.models.quantization import Quantization, read_quantization
 from sglang_sm120.models.source import ModelSource, load_source
 

@@ -32,7 +32,7 @@ def serve_args_report(model: str, *, tp: int | None, gpus: int | None, card: str
     target = card_for(card)
     facts, assumed = planned_facts(target, installed_versions())
     if tp is None:
-        tp = largest_tp(described, gpus or (cards_here() if card is None else 1))
+        tp = largest_tp(described, quantization, gpus or (cards_here() if card is None else 1))
     tensors = tensor_names(source.folder) if source.folder is not None else None
     advice = advise(_path(model, source), described, quantization, target, facts, tp=tp, tensors=tensors)
     report = {**advice.as_data(), "assumed": list(assumed), "check": None}

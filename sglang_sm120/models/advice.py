@@ -23,7 +23,6 @@ from sglang_sm120.models import budget
 from sglang_sm120.models.architecture import Model
 from sglang_sm120.models.budget import Setup
 from sglang_sm120.models.explain import DRAFT_STEPS, VERIFIED_TOKENS
-from sglang_sm120.models.gemms import shard
 from sglang_sm120.models.quantization import FP4_FORMATS, Format, Quantization
 
 SCHEMA = 1
@@ -154,13 +153,19 @@ def advise(
     return advice
 
 
-def largest_tp(model: Model, gpus: int) -> int:
-    """Return the most ranks, at most ``gpus``, that can share every layer of the model."""
-    gemms = {gemm for layer in model.layers for gemm in layer.gemms} | {model.head}
+def largest_tp(model: Model, quantization: Quantization, gpus: int) -> int:
+    """Return the most ranks, at most ``gpus``, that can share every layer of the model.
+
+    Raises:
+        ConfigError: ``gpus`` is less than 1, or a fused projection is stored in several formats.
+    """
+    layers = (*model.layers, *(model.draft.layers if model.draft is not None and model.draft.served else ()))
+    stored = {(gemm, budget.format_of(gemm, layer, quantization)) for layer in layers for gemm in layer.gemms}
+    stored.add((model.head, "bf16" if model.tied_head else budget.format_of(model.head, None, quantization)))
     for tp in range(gpus, 0, -1):
         try:
-            for gemm in gemms:
-                shard(gemm, tp)
+            for gemm, layout in stored:
+                budget.on_rank(gemm, layout, tp)
         except ConfigError:
             continue
         return tp

@@ -8,38 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
 from sglang_sm120.errors import ConfigError, bad_value
-from sglang_sm120.models import attention, mlp
+from sglang_sm120.models import attention, mlp, nemotron
 from sglang_sm120.models.config import MOST_LAYERS, Reader
 from sglang_sm120.models.gemms import Gemm
+from sglang_sm120.models.layer import Draft, Layer, LayerKind, Stack
 from sglang_sm120.models.source import ModelSource
-
-LayerKind = Literal["full", "latent", "linear"]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One decoder layer. ``kind`` says what it remembers of the context: keys and values, a latent, or a state."""
-
-    index: int
-    prefix: str
-    kind: LayerKind
-    gemms: tuple[Gemm, ...]
-    launches: int  # kernels that are no GEMM and that no flag can save: attention or state update
-
-
-@dataclass(frozen=True)
-class Draft:
-    """The multi-token prediction module of a checkpoint.
-
-    ``served`` is false where SGLang has no draft class for it; ``why_not`` says so.
-    """
-
-    layers: tuple[Layer, ...]
-    served: bool = True
-    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +86,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "kimi_k2": _LATENT,
     "glm_moe_dsa": _LATENT,
 }
+#: Families whose layers are no pairs of attention and feed-forward.
+_STACKS: Mapping[str, Callable[[Reader], Stack]] = {"nemotron_h": nemotron.stack}
 
 
 def read_model(source: ModelSource) -> Model:
@@ -120,11 +98,9 @@ def read_model(source: ModelSource) -> Model:
     """
     read = Reader(source.config, source.label)
     model_type = str(source.config.get("model_type", ""))
-    family = _FAMILIES.get(model_type.removesuffix("_text"))
-    if family is None:
-        raise ConfigError(bad_value("model_type", model_type, f"known are {', '.join(_FAMILIES)}"))
-    count = read.number("num_hidden_layers", largest=MOST_LAYERS)
+    build = _builder(model_type)
     hidden, vocabulary = read.number("hidden_size"), read.number("vocab_size")
+    stack = build(read)
     head = Gemm("lm_head", "lm_head", (vocabulary,), hidden, "vocab", ("lm_head",))
     return Model(
         label=source.label,
@@ -134,10 +110,28 @@ def read_model(source: ModelSource) -> Model:
         tied_head=bool(source.config.get("tie_word_embeddings", False)),
         experts=mlp.experts(read),
         top_k=mlp.top_k(read),
-        layers=tuple(_layer(read, family, index) for index in range(count)),
+        layers=stack.layers,
         head=head,
-        memory=attention.context_memory(read, latent=family.kind == "latent", linear=family.linear),
-        draft=_draft(read, family, count),
+        memory=stack.memory,
+        draft=stack.draft,
+    )
+
+
+def _builder(model_type: str) -> Callable[[Reader], Stack]:
+    name = model_type.removesuffix("_text")
+    if name in _STACKS:
+        return _STACKS[name]
+    if name not in _FAMILIES:
+        raise ConfigError(bad_value("model_type", model_type, f"known are {', '.join((*_FAMILIES, *_STACKS))}"))
+    return partial(_stack, family=_FAMILIES[name])
+
+
+def _stack(read: Reader, family: _Family) -> Stack:
+    count = read.number("num_hidden_layers", largest=MOST_LAYERS)
+    return Stack(
+        tuple(_layer(read, family, index) for index in range(count)),
+        attention.context_memory(read, latent=family.kind == "latent", linear=family.linear),
+        _draft(read, family, count),
     )
 
 

@@ -17,7 +17,7 @@ class ContextMemory:
         latent: width of the latent that takes the place of keys and values; the same on every rank. 0 without.
         selected: sparse attention reads the latents of this many tokens at most. 0 without.
         index: width of the FP8 keys with which sparse attention selects, read for every token.
-        state: elements of the recurrent state of a gated delta net. 0 without.
+        state: elements of the recurrent state of a gated delta net or of Mamba2. 0 without.
         convolution: elements of its convolution state.
         state_bytes: per element of the recurrent state.
     """
@@ -121,8 +121,13 @@ def context_memory(read: Reader, *, latent: bool, linear: bool) -> ContextMemory
         _head_dim(read),
         state=v_heads * v_dim * k_dim,
         convolution=(2 * k_heads * k_dim + v_heads * v_dim) * (taps - 1),
-        state_bytes=2 if read.config.get("mamba_ssm_dtype") in ("bfloat16", "float16") else 4,
+        state_bytes=state_bytes(read),
     )
+
+
+def state_bytes(read: Reader) -> int:
+    """Bytes of an element of the recurrent state."""
+    return 2 if read.config.get("mamba_ssm_dtype") in ("bfloat16", "float16") else 4
 
 
 def _attention(name: str, shards: tuple[int, ...], k: int, *modules: str) -> Gemm:

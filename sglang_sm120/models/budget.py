@@ -10,12 +10,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sglang_sm120.errors import ConfigError, bad_value
-from sglang_sm120.models.architecture import Layer, Model
+from sglang_sm120.models.architecture import Model
 from sglang_sm120.models.gemms import Gemm, padded_vocabulary, shard
+from sglang_sm120.models.layer import Layer
 from sglang_sm120.models.quantization import BYTES_PER_WEIGHT, FP4_FORMATS, Format, Quantization
 
 #: Layouts whose activations are quantized by a kernel of their own before the GEMM.
 _QUANTIZES_INPUT: frozenset[Format] = frozenset({"nvfp4", "fp8", "mxfp8", "int8"})
+#: Weights along K that share a block scale.
+_FP4_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,19 @@ def format_of(gemm: Gemm, layer: Layer | None, quantization: Quantization) -> Fo
     return found.pop()
 
 
+def on_rank(gemm: Gemm, layout: Format, tp: int, ep: int = 1) -> tuple[int, int]:
+    """Return (N, K) on a rank, see :func:`~sglang_sm120.models.gemms.shard`.
+
+    Raises:
+        ConfigError: the ranks cannot share it, or one would hold a part of a block of 16 FP4 weights and their scale.
+    """
+    n, k = shard(gemm, tp, ep)
+    if layout in FP4_FORMATS and k % _FP4_BLOCK:
+        remedy = f"{gemm.name} would have K = {k} on a rank, no whole blocks of {_FP4_BLOCK} FP4 weights"
+        raise ConfigError(bad_value("--tp", tp, f"{remedy}; take fewer ranks, or --ep where experts are"))
+    return n, k
+
+
 def step(model: Model, quantization: Quantization, setup: Setup) -> tuple[Use, ...]:
     """List the weights that one step of the target model reads on a rank."""
     uses = _grouped(model.layers, model, quantization, setup)
@@ -105,14 +121,13 @@ def draft_step(model: Model, quantization: Quantization, setup: Setup) -> tuple[
     """List the weights that one step of the prediction module reads on a rank; it shares the head."""
     if model.draft is None or not model.draft.layers:
         return ()
-    uses = _grouped(model.draft.layers[:1], model, quantization, setup)
+    uses = _grouped(model.draft.layers[: model.draft.per_step], model, quantization, setup)
     return (*uses, _head(model, quantization, setup))
 
 
 def _head(model: Model, quantization: Quantization, setup: Setup) -> Use:
-    n, k = shard(model.head, setup.tp)
     head_format: Format = "bf16" if model.tied_head else format_of(model.head, None, quantization)
-    return Use(model.head, head_format, n, k, 1, 1)
+    return Use(model.head, head_format, *on_rank(model.head, head_format, setup.tp), 1, 1)
 
 
 def _grouped(layers: Iterable[Layer], model: Model, quantization: Quantization, setup: Setup) -> tuple[Use, ...]:
@@ -126,13 +141,13 @@ def _grouped(layers: Iterable[Layer], model: Model, quantization: Quantization, 
         per_layer = 1.0
         if gemm.is_expert:
             per_layer = expected_experts(model.experts, model.top_k, setup.batch) / setup.ep
-        uses.append(Use(gemm, layout, *shard(gemm, setup.tp, setup.ep), count, per_layer))
+        uses.append(Use(gemm, layout, *on_rank(gemm, layout, setup.tp, setup.ep), count, per_layer))
     return tuple(uses)
 
 
 def kv_traffic(model: Model, setup: Setup) -> float:
     """Bytes of keys and values (or latents) that a step reads on a rank."""
-    layers = sum(layer.kind != "linear" for layer in model.layers)
+    layers = sum(layer.kind in ("full", "latent") for layer in model.layers)
     return layers * model.memory.kv_traffic(setup.tp, setup.context, setup.kv_bytes) * setup.batch
 
 
@@ -151,8 +166,8 @@ def launches(model: Model, uses: Iterable[Use]) -> int:
 
 
 def all_reduces(model: Model, tp: int) -> int:
-    """All-reduces of a step: after the embedding, and after attention and feed-forward of every layer."""
-    return 0 if tp == 1 else 1 + 2 * len(model.layers)
+    """All-reduces of a step: after the embedding, and those of every layer."""
+    return 0 if tp == 1 else 1 + sum(layer.all_reduces for layer in model.layers)
 
 
 def resident_bytes(model: Model, quantization: Quantization, setup: Setup) -> float:

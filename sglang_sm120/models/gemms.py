@@ -15,8 +15,10 @@ Rule = Literal["column", "row", "qkv", "vocab", "replicated", "expert_column", "
 Part = Literal[
     "attention",
     "linear attention",
+    "Mamba2",
     "routed experts",
     "shared expert",
+    "latent projection",
     "dense MLP",
     "router",
     "lm_head",
@@ -40,6 +42,7 @@ class Gemm:
         modules: names in the checkpoint, below the layer's prefix; ``experts.*`` stands for every expert.
         heads: of a ``qkv`` rule: query heads (an output gate counts as more of them), key/value heads, head size.
         always_bf16: SGLang builds it without quantization, whatever the checkpoint's configuration says.
+        groups: of heads that stay together, where ranks share whole ones; 0 if it does not matter.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Gemm:
     modules: tuple[str, ...]
     heads: tuple[int, int, int] | None = None
     always_bf16: bool = False
+    groups: int = 0
 
     @property
     def n(self) -> int:
@@ -72,6 +76,8 @@ def shard(gemm: Gemm, tp: int, ep: int = 1) -> tuple[int, int]:
     if tp < 1 or ep < 1 or tp % ep:
         raise ConfigError(bad_value("--ep", ep, f"it must divide --tp {tp}"))
     parts = tp // ep if gemm.is_expert else tp
+    if gemm.groups:
+        _divide(gemm, gemm.groups, parts, "groups of heads")
     if gemm.rule in ("column", "expert_column"):
         return sum(_divide(gemm, width, parts, "N") for width in gemm.shards), gemm.k
     if gemm.rule in ("row", "expert_row"):

@@ -81,10 +81,21 @@ def experts_of_model(model: str, tp: int, ep: int) -> list[ExpertShape]:
 
 
 def _shapes(model: Model, uses: Iterable[Use], ep: int) -> Iterable[ExpertShape]:
+    uses = tuple(uses)
+    gated = {use.gemm.name.removesuffix(".w13") for use in uses if len(use.gemm.shards) == 2}  # gate and up
     for use in uses:
         if use.format == "nvfp4" and use.gemm.rule == "expert_row":  # down: [H, I]; gate and up go with it
             block = use.gemm.name.removesuffix(".w2")
-            yield ExpertShape(model.experts, _local(model.experts, ep), model.top_k, use.n, use.k, layers=(block,))
+            local = _local(model.experts, ep)
+            if block in gated:
+                yield ExpertShape(model.experts, local, model.top_k, use.n, use.k, layers=(block,))
+            else:
+                yield ExpertShape(model.experts, local, model.top_k, use.n, _padded(use.k), "relu2", (block,))
+
+
+def _padded(inner: int) -> int:
+    """I of experts without a gate as it reaches the kernels."""
+    return -(-inner // _PADDING) * _PADDING
 
 
 def _local(experts: int, ep: int) -> int:
@@ -114,6 +125,6 @@ def read_experts(texts: Iterable[str], ep: int) -> list[ExpertShape]:
             raise ConfigError(bad_value("--experts", text, remedy))
         activation: Activation = "relu2" if match[5] == "relu2" else "silu"
         if activation == "relu2":
-            inner = -(-inner // _PADDING) * _PADDING
+            inner = _padded(inner)
         found.append(ExpertShape(experts, _local(experts, ep), top_k, hidden, inner, activation))
     return _distinct(found)

@@ -159,7 +159,8 @@ class TestOtherModels:
 
 @pytest.mark.parametrize("name", list(presets()))
 def test_every_flag_has_a_reason_and_a_source(name: str) -> None:
-    found = advice(name, tp=8)
+    source = load_source(name)
+    found = advice(name, tp=largest_tp(read_model(source), read_quantization(source.quantization), 8))
     for entry in (*found.flags, *found.environment, *found.left_out):
         assert entry.reason
         assert entry.source
@@ -169,11 +170,12 @@ def test_every_flag_has_a_reason_and_a_source(name: str) -> None:
 class TestRanks:
     @pytest.mark.parametrize(("gpus", "tp"), [(1, 1), (3, 2), (6, 4), (8, 8), (9, 8)])
     def test_as_many_as_can_share_every_layer(self, gpus: int, tp: int) -> None:
-        assert largest_tp(read_model(load_source(QWEN)), gpus) == tp
+        source = load_source(QWEN)
+        assert largest_tp(read_model(source), read_quantization(source.quantization), gpus) == tp
 
     def test_no_card_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="--gpus=0"):
-            largest_tp(read_model(load_source(QWEN)), 0)
+            largest_tp(read_model(load_source(QWEN)), Quantization(), 0)
 
 
 def test_what_is_not_installed_is_assumed_and_named() -> None:

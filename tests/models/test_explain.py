@@ -89,7 +89,7 @@ def test_prediction_modules_that_sglang_has_no_class_for() -> None:
 @pytest.mark.parametrize("name", list(presets()))
 @pytest.mark.parametrize("card", list(cards()))
 def test_every_preset_is_explained_on_every_card(name: str, card: str) -> None:
-    found = report(name, card, tp=8, batch=4)
+    found = report(name, card, tp=4, batch=4)
     json.dumps(found)
     assert found["predicted"]
     assert found["model"]["sources"]

@@ -124,6 +124,7 @@ class TestExperts:
         ("llama-3.3-70b", 70.6),
         ("deepseek-v3.1", 671),
         ("qwen3-30b-a3b", 30.5),
+        ("deepseek-v3-0324", 671),
         ("kimi-k2.5", 1026),
         ("minimax-m2.5", 229),
     ],
@@ -133,3 +134,35 @@ def test_a_model_has_as_many_weights_as_its_publisher_says(name: str, billions: 
     layers = sum(g.n * g.k * (described.experts if g.is_expert else 1) for la in described.layers for g in la.gemms)
     both_ends = 2 * described.head.n * described.head.k
     assert (layers + both_ends) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_glm_4_7_has_its_358_billion_with_the_prediction_layer_and_its_copies_of_both_ends() -> None:
+    described = model("glm-4.7")
+    assert described.draft is not None
+    layers = (*described.layers, *described.draft.layers)
+    weights = sum(g.n * g.k * (described.experts if g.is_expert else 1) for la in layers for g in la.gemms)
+    assert (weights + 4 * described.head.n * described.head.k) / 1e9 == pytest.approx(358, rel=0.002)
+
+
+class TestNemotron:
+    @pytest.mark.parametrize("name", [name for name in presets() if "nemotron" in name])
+    def test_layers_have_the_order_that_sglang_reads(self, name: str) -> None:
+        from sglang.srt.configs.nemotron_h import NemotronHConfig
+
+        kinds = {"mamba": "linear", "attention": "full", "moe": "none"}
+        theirs, described = NemotronHConfig(**load_source(name).config), model(name)
+        assert [layer.kind for layer in described.layers] == [kinds[block] for block in theirs.layers_block_type]
+        draft = described.draft.layers if described.draft is not None else ()
+        expected = theirs.mtp_layers_block_type if theirs.num_nextn_predict_layers else []
+        assert [layer.kind for layer in draft] == [kinds[block] for block in expected]
+
+    @pytest.mark.parametrize("tp", TP)
+    def test_the_state_of_a_layer_has_the_size_that_sglang_gives_it(self, tp: int) -> None:
+        from sglang.srt.configs.mamba_utils import Mamba2StateShape
+
+        sizes = {"intermediate_size": 128 * 64, "n_groups": 8, "num_heads": 128, "head_dim": 64, "state_size": 128}
+        state = Mamba2StateShape.create(tp_world_size=tp, conv_kernel=4, **sizes)
+        heads, dim, size = state.temporal
+        channels, taps = state.conv[0]
+        memory = model("nemotron-3-super-120b-a12b").memory
+        assert memory.state_traffic(tp) == 2 * (4 * heads * dim * size + 2 * channels * taps)
