@@ -297,9 +297,12 @@ def _objections(value: str, kinds: tuple[Quantization, ...], facts: HostFacts) -
 
 def _stored_as(model_config: Any) -> str | None:
     """How the target stores its experts, whatever the format is; ``None`` for 16 bit and where it is not known."""
-    if model_config.quantization == "modelopt_mixed":
-        return _mixed_experts(model_config.hf_config)
     name: str | None = model_config.quantization
+    if name == "modelopt_mixed":
+        return _mixed_experts(model_config.hf_config)
+    described = getattr(model_config.hf_config, "quantization_config", None)
+    if name == "modelopt" and isinstance(described, dict) and "NVFP4" in str(described.get("quant_algo")).upper():
+        return "modelopt_fp4"  # SGLang 0.5.9 finds the name of the method later
     return name
 
 
