@@ -91,6 +91,17 @@ def test_ranks_hold_the_whole_model_and_what_they_copy(name: str) -> None:
         assert whole <= shared_out < 1.6 * whole
 
 
+@pytest.mark.parametrize(
+    ("name", "published", "rounding"),
+    [
+        ("nvidia/Kimi-K2.6-NVFP4", 595.148e9 - 0.942e9, 1e-4),  # without the vision tower
+        ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4", 20.1 * 2**30, 3e-3),
+    ],
+)
+def test_a_model_takes_the_bytes_of_its_published_files(name: str, published: float, rounding: float) -> None:
+    assert budget.resident_bytes(*load(name), Setup()) == pytest.approx(published, rel=rounding)
+
+
 class TestExperts:
     @pytest.mark.parametrize(("experts", "top_k"), [(512, 10), (128, 8), (256, 8), (8, 8)])
     def test_one_token_takes_its_own(self, experts: int, top_k: int) -> None:
