@@ -106,8 +106,9 @@ def on_rank(gemm: Gemm, layout: Format, tp: int, ep: int = 1) -> tuple[int, int]
     """
     n, k = shard(gemm, tp, ep)
     if layout in FP4_FORMATS and k % _FP4_BLOCK:
-        remedy = f"{gemm.name} would have K = {k} on a rank, no whole blocks of {_FP4_BLOCK} FP4 weights"
-        raise ConfigError(bad_value("--tp", tp, f"{remedy}; take fewer ranks, or --ep where experts are"))
+        what = f"{gemm.name} would have K = {k} on a rank, no whole blocks of {_FP4_BLOCK} FP4 weights"
+        instead = "take fewer ranks, or let ranks share out whole experts" if gemm.is_expert else "take fewer ranks"
+        raise ConfigError(bad_value("--tp", tp, f"{what}; {instead}"))
     return n, k
 
 
