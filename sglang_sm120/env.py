@@ -86,16 +86,16 @@ VARIABLES: tuple[Variable, ...] = (
         VERIFY,
         "number",
         "0",
-        "`N` checks the products of dense FP4 layers against the float64 oracle: each layer once for every M before a "
-        "CUDA graph is captured, and all layers in every N-th step, which then runs without a graph. Slow; the first "
-        "wrong result ends the server ([verifying.md](verifying.md)). The same on every node. SGLang's own parser "
-        "takes no flag for it.",
+        "`N` checks the results of FP4 layers, dense ones and experts, against the float64 oracle: each layer once for "
+        "every M before a CUDA graph is captured, and all layers in every N-th step, which then runs without a graph. "
+        "Slow; the first wrong result ends the server ([verifying.md](verifying.md)). The same on every node. "
+        "SGLang's own parser takes no flag for it.",
     ),
     Variable(
         REPORT,
         "path",
         "not set",
-        "File for what served which layer: layer class, N and K, M, backend, number of calls, as JSON; the same as one "
+        "File for what served which layer: layer class, sizes, M, backend, number of calls, as JSON; the same as one "
         "block in the log after eight steps ([verifying.md](verifying.md#what-served-what)).",
     ),
     Variable(

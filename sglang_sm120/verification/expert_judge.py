@@ -10,6 +10,9 @@ from sglang_sm120.probing import expert_bound
 from sglang_sm120.verification.expert_call import ExpertCall
 from sglang_sm120.verification.judge import Judgement, compare, some_rows
 
+#: Of more tokens so many are judged: the first, the last and others at random. With ten experts each, 128 tokens take
+#: nearly all of 512, and a layer would be decoded as a whole for each check.
+ROWS = 32
 #: How far a token's whole result may be from the oracle's, as a share of its length, if 16-bit numbers stand between
 #: the kernels. The interval of an element assumes that every code next to a boundary falls the wrong way, and with it
 #: all on the same side: for large H and I it holds nearly everything. In truth about one code of a hundred falls the
@@ -37,7 +40,7 @@ def judge_experts(
     if out.shape != hidden.shape:
         wrong = f"the result has shape {tuple(out.shape)} instead of {tuple(hidden.shape)}"
         return Judgement(wrong, float("nan"), float("nan"), call.m)
-    rows = some_rows(hidden.isfinite().all(1) & router_weights.isfinite().all(1), generator)
+    rows = some_rows(hidden.isfinite().all(1) & router_weights.isfinite().all(1), ROWS, generator)
     if not len(rows):
         return Judgement("", 0.0, 0.0, 0)
     exact, bound = expert_bound.expected(

@@ -161,13 +161,13 @@ def _rows(call: Call, generator: torch.Generator | None) -> torch.Tensor:
         finite = ((linear & 0x7F) != UE4M3_NAN).all(1)
     else:
         finite = call.operands["x"].isfinite().all(1)
-    return some_rows(finite, generator)
+    return some_rows(finite, ROWS, generator)
 
 
-def some_rows(finite: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """Numbers of the rows to judge, in order: of those that are finite (bool [M]), at most :data:`ROWS`."""
+def some_rows(finite: torch.Tensor, most: int, generator: torch.Generator | None) -> torch.Tensor:
+    """Numbers of the rows to judge, in order: of those that are finite (bool [M]), at most ``most``."""
     rows = finite.nonzero().flatten()
-    if len(rows) <= ROWS:
+    if len(rows) <= most:
         return rows
-    inner = torch.randperm(len(rows) - 2, generator=generator, device="cpu")[: ROWS - 2].to(rows.device) + 1
+    inner = torch.randperm(len(rows) - 2, generator=generator, device="cpu")[: most - 2].to(rows.device) + 1
     return torch.cat([rows[:1], rows[inner].sort().values, rows[-1:]])

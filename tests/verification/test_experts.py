@@ -71,9 +71,9 @@ def test_of_many_rows_some_are_judged_with_the_experts_that_they_need(monkeypatc
     out, gemm = call.run(of_runner("torch_reference")), expert_bound.gemm
     monkeypatch.setattr(expert_bound, "gemm", lambda x, stack, e: decoded.add((e, len(x.value))) or gemm(x, stack, e))
     judgement = judge_experts(call, out, rounds_between=False)
-    assert (judgement.wrong, judgement.rows) == ("", 128)
+    assert (judgement.wrong, judgement.rows) == ("", 32)
     assert {expert for expert, _ in decoded} == {1, 2, 3}
-    assert max(rows for _, rows in decoded) <= 2 * 128
+    assert max(rows for _, rows in decoded) <= 2 * 32
     out[299] = 0
     assert "in row 299" in judge_experts(call, out, rounds_between=False).wrong
 
