@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,10 @@ def test_the_command_measures_this_cpu_resumes_after_ctrl_c_and_writes_what_a_se
     command = [sys.executable, "-m", "sglang_sm120.cli.main", "tune", *words, "--rows", "1", "--json"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     kept = results.results_path(identity_of(facts))
+    # A shell that runs tests in the background ignores Ctrl-C for them, and their children inherit that.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed
     ) as process:
         end = time.monotonic() + 200
         while not kept.exists() and process.poll() is None and time.monotonic() < end:
