@@ -184,8 +184,10 @@ def test_calls_take_every_expert_in_turn(shape: ExpertShape, monkeypatch: pytest
     assert found.problems == {}
     assert all(len(set(ids[0].tolist())) == shape.top_k for ids in seen), "a token has distinct experts"
     assert {int(i) for ids in seen for i in ids.flatten()} >= set(range(shape.local))
-    here = [tuple(i for i in ids.flatten().tolist() if i < shape.local) for ids in seen]
-    assert all(not set(a) & set(b) for a, b in zip(here[3:], here[4:], strict=False) if a != b)
+    # Of the batches in their order; how many calls a repeat has depends on the speed of the machine.
+    batches = expert_timing._Data(1, shape, torch.bfloat16, torch.device("cpu")).batches
+    here = [{i for i in ids.flatten().tolist() if i < shape.local} for _, ids, _ in batches]
+    assert all(a.isdisjoint(b) for a, b in zip(here, here[1:], strict=False))
 
 
 @pytest.fixture
