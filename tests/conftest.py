@@ -45,6 +45,17 @@ def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     caplog.handler.removeFilter(ours)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For operands so small that threads only wait for one another."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Ledger:
     """Collects skips and samples during a run and compares them with the ledger at its end."""
 

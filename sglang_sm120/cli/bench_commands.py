@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sglang_sm120.cli.model_commands import MOST_RANKS
 from sglang_sm120.redact import redacted
+
+if TYPE_CHECKING:
+    from sglang_sm120.cli.bench import Wish
 
 Model = Annotated[
     str | None,
@@ -61,18 +64,7 @@ def bench(
 
     if plot is not None:
         plotting.check_path(plot)
-    wish = room.Wish(
-        model,
-        tuple(shape or ()),
-        tp,
-        rows,
-        tuple(backend or ()),
-        dtype,
-        compile_budget,
-        False,
-        tuple(experts or ()),
-        ep,
-    )
+    wish = _wish(model, shape, experts, tp, ep, rows, backend, dtype, compile_budget)
     session = room.measure(wish, again=again, quiet=as_json)
     data = bench_report.report(session)
     if as_json:
@@ -109,20 +101,8 @@ def tune(
     or Ctrl-C ended it early; the shapes that were measured in full are in the table then.
     """
     from sglang_sm120.cli import tune as room
-    from sglang_sm120.cli.bench import Wish
 
-    wish = Wish(
-        model,
-        tuple(shape or ()),
-        tp,
-        rows,
-        tuple(backend or ()),
-        dtype,
-        compile_budget,
-        False,
-        tuple(experts or ()),
-        ep,
-    )
+    wish = _wish(model, shape, experts, tp, ep, rows, backend, dtype, compile_budget)
     tuned = room.tune(wish, output, again=again, quiet=as_json)
     data = room.report(tuned)
     if as_json:
@@ -137,3 +117,21 @@ def add_to(app: typer.Typer) -> None:
     """Register the commands of this module."""
     app.command()(bench)
     app.command()(tune)
+
+
+def _wish(
+    model: Model,
+    shape: Shapes,
+    experts: Experts,
+    tp: Tp,
+    ep: Ep,
+    rows: Rows,
+    backend: Backends,
+    dtype: Dtype,
+    compile_budget: Budget,
+) -> Wish:
+    """The options that both commands have."""
+    from sglang_sm120.cli.bench import Wish
+
+    shapes, backends, geometries = (tuple(given or ()) for given in (shape, backend, experts))
+    return Wish(model, shapes, tp, rows, backends, dtype, compile_budget, experts=geometries, ep=ep)

@@ -32,6 +32,7 @@ from tests.host.conftest import Serving
 from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
 from tests.support.nvfp4 import assert_matches_oracle
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ON_A_CPU = HostFacts(capability=None)
 ON_RTX = machine(RTX)
 GEOMETRY = ExpertShape(6, 6, 3, 128, 64)
@@ -49,15 +50,6 @@ def clean(serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     moe_tuning.forget()
     yield
     moe_tuning.forget()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The operands are so small that threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

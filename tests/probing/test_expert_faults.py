@@ -5,7 +5,6 @@ Wrong numbers are judged by the child's own function in this process, because a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -26,6 +25,7 @@ from tests.cli.bare import ROOT
 from tests.dispatch.machines import RTX, machine
 from tests.probing.faulty_experts import FAULTS, as_grouped_gemms
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = HostFacts(capability=None, versions={"torch": "2.13.0"})
 PLAN = expert_plan_for(CPU, "torch_reference")
 FACTORY = "tests.probing.faulty_experts:make"
@@ -55,15 +55,6 @@ EXPECTED = {
 }
 MISSED = {"only 10 tokens, which no probe tries"}
 IN_CHILD = {"segfault"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The operands are so small that threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_every_fault_has_an_expectation() -> None:
