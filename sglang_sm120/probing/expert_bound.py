@@ -42,7 +42,7 @@ class Interval:
 
 
 def quantize(x: Interval, encode: torch.Tensor) -> Interval:
-    """Quantize and dequantize ``[M, K]``, without the division by the encode scale."""
+    """Quantize and dequantize ``[M, K]``, without the division by the encode scale, one or ``[M, 1]``."""
     rows, k = x.value.shape
     blocks = (x.value * encode.double()).view(rows, k // BLOCK_SIZE, BLOCK_SIZE)
     error = (x.error * encode.double()).view_as(blocks) + blocks.abs() * APPROXIMATE
@@ -114,29 +114,41 @@ def expected(
             GEMM, of the activation, and every sum over experts. ``None`` keeps float32.
     """
     tokens, width = hidden.shape
+    chosen = ids.long() - first_expert
+    token, slot = torch.nonzero((chosen >= 0) & (chosen < w13.packed.shape[0]), as_tuple=True)
+    expert, order = chosen[token, slot].sort(stable=True)
+    token, slot = token[order], slot[order]
+    # Only the products go expert by expert: on a GPU the launches of everything else would be most of the time.
+    x = hidden[token].double()
+    first = _grouped(quantize(Interval(x, torch.zeros_like(x)), _encode(w13, expert)), w13, expert)
+    inner = rounded(activate(rounded(first, between), activation, gate_first), between)
+    second = rounded(_grouped(quantize(inner, _encode(w2, expert)), w2, expert), between)
+    share = weights[token, slot].double().unsqueeze(-1)
     total = torch.zeros(tokens, width, dtype=torch.float64, device=hidden.device)
     error, magnitude = torch.zeros_like(total), torch.zeros_like(total)
-    for expert in torch.unique(ids).tolist():
-        local = expert - first_expert
-        if not 0 <= local < w13.packed.shape[0]:
-            continue
-        token, slot = torch.nonzero(ids == expert, as_tuple=True)
-        x = hidden[token].double()
-        first = gemm(quantize(Interval(x, torch.zeros_like(x)), _of(w13, local)), w13, local)
-        inner = rounded(activate(rounded(first, between), activation, gate_first), between)
-        second = rounded(gemm(quantize(inner, _of(w2, local)), w2, local), between)
-        share = weights[token, slot].double().unsqueeze(-1)
-        total.index_add_(0, token, share * second.value)
-        error.index_add_(0, token, share.abs() * second.error)
-        magnitude.index_add_(0, token, (share * second.value).abs())
+    total.index_add_(0, token, share * second.value)
+    error.index_add_(0, token, share.abs() * second.error)
+    magnitude.index_add_(0, token, (share * second.value).abs())
     error = error + magnitude * ((ids.shape[1] + 16) * ADDITION + (ids.shape[1] * UNIT[between] if between else 0.0))
     bound = (total.abs() + error) * UNIT[hidden.dtype] * 1.01 + error * 1.01 + SMALLEST[hidden.dtype]
     return total, bound
 
 
-def _of(weights: ExpertWeights, expert: int) -> torch.Tensor:
+def _grouped(x: Interval, weights: ExpertWeights, expert: torch.Tensor) -> Interval:
+    """:func:`gemm` of every row of ``x`` with its own expert; ``expert`` is in ascending order."""
+    numbers, counts = torch.unique_consecutive(expert, return_counts=True)
+    rows = counts.tolist()
+    parts = zip(x.value.split(rows), x.error.split(rows), numbers.tolist(), strict=True)
+    done = [gemm(Interval(value, error), weights, number) for value, error, number in parts]
+    if not done:
+        return Interval(*(tensor.new_zeros(0, weights.packed.shape[1]) for tensor in (x.value, x.error)))
+    return Interval(torch.cat([part.value for part in done]), torch.cat([part.error for part in done]))
+
+
+def _encode(weights: ExpertWeights, expert: torch.Tensor) -> torch.Tensor:
+    """The encode scale of each row: one for all, or ``[rows, 1]`` where every expert has its own."""
     scale = weights.input_global_scale
-    return scale if scale.dim() == 0 or scale.numel() == 1 else scale[expert]
+    return scale if scale.numel() == 1 else scale[expert].unsqueeze(-1)
 
 
 def _sixth(amax: torch.Tensor) -> torch.Tensor:
