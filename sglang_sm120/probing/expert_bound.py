@@ -138,7 +138,7 @@ def _grouped(x: Interval, weights: ExpertWeights, expert: torch.Tensor) -> Inter
     """:func:`gemm` of every row of ``x`` with its own expert; ``expert`` is in ascending order."""
     numbers, counts = torch.unique_consecutive(expert, return_counts=True)
     rows = counts.tolist()
-    parts = zip(x.value.split(rows), x.error.split(rows), numbers.tolist(), strict=True)
+    parts = zip(torch.split(x.value, rows), torch.split(x.error, rows), numbers.tolist(), strict=True)
     done = [gemm(Interval(value, error), weights, number) for value, error, number in parts]
     if not done:
         return Interval(*(tensor.new_zeros(0, weights.packed.shape[1]) for tensor in (x.value, x.error)))

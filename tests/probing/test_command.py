@@ -15,9 +15,12 @@ from sglang_sm120.backends.record import QUANTIZER
 from tests.cli.bare import ROOT, Bare
 
 
-def _run(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(cache: Path, *arguments: str, startup: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command; ``startup`` is a folder with a ``sitecustomize.py`` for it and its children."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG")}
     environment |= {env.CACHE_DIR: str(cache), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    if startup is not None:
+        environment["PYTHONPATH"] = str(startup)
     command = [sys.executable, "-m", "sglang_sm120.cli.main", "probe", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
@@ -42,7 +45,9 @@ def test_a_named_value_that_cannot_run_here_fails_the_command(tmp_path: Path) ->
 
 
 def test_a_time_out_fails_the_command(tmp_path: Path) -> None:
-    done = _run(tmp_path / "cache", "torch_reference", "--timeout", "1")
+    hang = "import sys, time\nif any('sglang_sm120.probing' in word for word in sys.orig_argv):\n    time.sleep(120)\n"
+    (tmp_path / "sitecustomize.py").write_text(hang)
+    done = _run(tmp_path / "cache", "torch_reference", "--timeout", "1", startup=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "no answer for 1 s" in done.stdout
 
