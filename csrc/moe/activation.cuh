@@ -25,27 +25,29 @@ DEVICE_FN float relu_squared(float x) {
 
 class ActivationWriter {
  public:
-  /// `list` is where the pairs of the columns are, `tile` the CTA column of the grid.
-  DEVICE_FN ActivationWriter(const Params& params, int tile, uint32_t expert, uint32_t list)
-      : gated_(params.activation == Activation::kSilu),
-        tile_(tile),
-        list_(list),
-        blocks_(params.intermediate / kBlock),
-        codes_(params.workspace),
-        scales_(params.workspace + code_row_bytes(params.intermediate) * params.m * params.top_k),
-        code_row_(code_row_bytes(params.intermediate)),
-        scale_row_(scale_row_bytes(params.intermediate)),
+  /// Of an expert. Its scales are asked for once, and awaited where the first sums are there.
+  DEVICE_FN ActivationWriter(const Params& params, uint32_t expert)
+      : params_(params),
         alpha_(ptx::load_global_f32(params.w13_alpha + expert)),
         inner_(ptx::load_global_f32(params.inner_scale + (params.inner_scale_per_expert ? expert : 0))) {}
 
+  /// Of a tile; `list` is where the pairs of the columns are.
+  DEVICE_FN ActivationWriter of(uint32_t list, int tile) const {
+    ActivationWriter writer = *this;
+    writer.list_ = list;
+    writer.tile_ = tile;
+    return writer;
+  }
+
   /// See sums.cuh.
   DEVICE_FN void operator()(int column, int pair, const ptx::Float2& sum, bool live) const {
+    const bool gated = params_.activation == Activation::kSilu;
     const float x = sum.x * alpha_;
     const float y = sum.y * alpha_;
     const float other_x = ptx::shuffle_xor_f32(x, 8);
     const float other_y = ptx::shuffle_xor_f32(y, 8);
-    const float low = gated_ ? silu_times(x, other_x) : relu_squared(x);
-    const float high = gated_ ? silu_times(y, other_y) : relu_squared(y);
+    const float low = gated ? silu_times(x, other_x) : relu_squared(x);
+    const float high = gated ? silu_times(y, other_y) : relu_squared(y);
 
     float largest = fmaxf(fabsf(low), fabsf(high));  // fmaxf prefers a number to NaN, as the rule wants
 #pragma unroll
@@ -57,22 +59,26 @@ class ActivationWriter {
     codes |= ptx::shuffle_xor(codes, 1);
     codes |= ptx::shuffle_xor(codes, 2);
 
-    const int block = gated_ ? tile_ : 2 * tile_ + pair / 8;
-    if (!live || block >= blocks_ || (gated_ && pair >= 8)) return;
+    const int block = gated ? tile_ : 2 * tile_ + pair / 8;
+    if (!live || block >= params_.intermediate / kBlock || (gated && pair >= 8)) return;
     const int64_t row = ptx::load_shared_u32(list_ + 4 * column);
-    if (pair % 4 == 0) ptx::store_global_u32(codes_ + row * code_row_ + block * 8 + pair % 8, codes);
-    if (pair % 8 == 0) ptx::store_global_u8(scales_ + row * scale_row_ + block, scale.byte);
+    const int64_t code_row = code_row_bytes(params_.intermediate);
+    if (pair % 4 == 0) {
+      ptx::store_global_u32(params_.workspace + row * code_row + block * 8 + pair % 8, codes);
+    }
+    if (pair % 8 == 0) {
+      const int64_t rows = int64_t{1} * params_.m * params_.top_k;
+      ptx::store_global_u8(
+          params_.workspace + rows * code_row + row * scale_row_bytes(params_.intermediate) + block,
+          scale.byte);
+    }
   }
 
  private:
-  bool gated_;
-  int tile_;
-  uint32_t list_;
-  int blocks_;
-  uint8_t* codes_;
-  uint8_t* scales_;
-  int64_t code_row_, scale_row_;
+  const Params& params_;
   float alpha_, inner_;
+  uint32_t list_ = 0;
+  int tile_ = 0;
 };
 
 }  // namespace sm120::moe

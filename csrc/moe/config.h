@@ -28,11 +28,11 @@ constexpr int kMaxHiddenSize = 12288;
 
 /// What a launch chooses.
 struct Config {
-  int gate_up_shift;  // log2 of the CTAs that share K of a gate/up tile; 0 if an expert may have more tokens
-                      // than gate_up_rows, or a CTA more tiles than one
-  int gate_up_tiles;  // tiles that a CTA works through, one behind the other
-  int gate_up_rows;   // tokens of an expert that are worked off together
-  int down_shift;     // log2 of the CTAs that share the experts of a down tile
+  int gate_up_shift;     // log2 of the CTAs that share K of a gate/up tile; 0 if an expert may have more
+                         // tokens than gate_up_rows, or a CTA more tiles than one
+  int gate_up_clusters;  // CTAs (or clusters) that share out the gate/up tiles of all experts with tokens
+  int gate_up_rows;      // tokens of an expert that are worked off together
+  int down_shift;        // log2 of the CTAs that share the experts of a down tile
 };
 
 struct KernelParams : Params {
@@ -55,14 +55,14 @@ constexpr int64_t workspace_bytes(int m, int top_k, int intermediate) {
   return int64_t{1} * m * top_k * (code_row_bytes(intermediate) + scale_row_bytes(intermediate));
 }
 
-/// CTA columns of the gate/up grid: 16 gate and the 16 up rows that go with them, or 32 rows without a gate.
+/// gate/up tiles of an expert: 16 gate and the 16 up rows that go with them, or 32 rows without a gate.
 constexpr int gate_up_tiles(const Params& params) {
   return params.activation == Activation::kSilu ? params.intermediate / 16 : (params.intermediate + 31) / 32;
 }
 constexpr int w13_rows(const Params& params) {
   return params.activation == Activation::kSilu ? 2 * params.intermediate : params.intermediate;
 }
-/// Experts that may have tokens: CTA rows of the gate/up grid.
+/// Experts that may have tokens, as far as the host knows.
 constexpr int active_experts(const Params& params) {
   const int pairs = params.m * params.top_k;
   return pairs < params.experts ? pairs : params.experts;
@@ -110,34 +110,50 @@ constexpr Params largest_problem() {
 static_assert(GateUpShared(largest_problem(), units_along(kMaxHiddenSize), 1).bytes <= kMaxShared,
               "one token always fits");
 
-/// down: experts and router weights of the block's pairs, counts of the warps, the block's distinct experts.
+/// down: experts and router weights of the block's pairs, counts of the warps, the block's distinct experts,
+/// and for each of those a word a column: which pair of the token has it.
 constexpr int kMaxBlockPairs = kColumns * kMaxTopK;
 static_assert(kMaxBlockPairs <= kThreads, "one thread a pair");
 constexpr int kDownWeights = kRouting + 4 * kMaxBlockPairs;
 constexpr int kDownCounts = kDownWeights + 4 * kMaxBlockPairs;
 constexpr int kDownList = kDownCounts + 4 * kWarps;
-constexpr int kDownSharedBytes = kDownList + 4 * kMaxBlockPairs;
+constexpr int kDownPairs = kDownList + 4 * kMaxBlockPairs;
+constexpr int kDownSharedBytes = kDownPairs + 4 * kColumns * kMaxBlockPairs;
 
 /// log2 of the CTAs that share the K (or the experts) of a tile: the rule of the skinny GEMM, for `tiles` of
-/// them with `units` each; and further while every warp keeps eight units, so that SMs with one CTA more than
-/// others do not decide.
+/// them with `units` each.
 constexpr int choose_shift(int64_t tiles, int units, int sm_count, int max_cluster) {
   int shift = 0;
   while (2 << shift <= max_cluster) {
     const int64_t doubled = int64_t{2} << shift;
     const bool one_per_sm = tiles * doubled <= sm_count && units >= doubled * (kWarps / 2);
     const bool two_per_sm = 2 * tiles * doubled <= 5 * sm_count && units >= doubled * kWarps * 2;
-    const bool many = tiles * doubled <= 8 * sm_count && units >= doubled * kWarps * 8;
-    if (!one_per_sm && !two_per_sm && !many) break;
+    if (!one_per_sm && !two_per_sm) break;
     ++shift;
   }
   return shift;
 }
 
+/// The same for the down kernel, which may split its tiles further so that SMs with one CTA more than others
+/// do not decide: as long as the units that the busiest SM works off, one CTA behind the other, become fewer.
+/// Routing a block and adding the sums take about as long as kRoutingUnits of a warp.
+constexpr int kRoutingUnits = 3;
+constexpr int choose_down_shift(int64_t tiles, int units, int sm_count, int max_cluster) {
+  const auto cost = [=](int shift) {
+    const int64_t ctas = ((tiles << shift) + sm_count - 1) / sm_count;
+    return ctas * ((units + (kWarps << shift) - 1) / (kWarps << shift) + kRoutingUnits);
+  };
+  int shift = choose_shift(tiles, units, sm_count, max_cluster);
+  while (2 << shift <= max_cluster && cost(shift + 1) < cost(shift)) ++shift;
+  return shift;
+}
+
 /// Shared memory with which two CTAs fit on an SM12x SM.
 constexpr int kHalfShared = 102400 / 2 - 1024;
-/// CTAs that a launch should leave for each place of the card (two an SM) when it gives a CTA more tiles.
-constexpr int kTurns = 3;
+/// gate/up: CTAs of which an SM holds two, one behind the other, where each then has kTurnTiles tiles or more.
+/// An expert with more tokens takes longer, so that one turn of equal shares would end unevenly.
+constexpr int kTurns = 4;
+constexpr int kTurnTiles = 16;
 
 /// Eight tokens at once, or as few as four if two CTAs then fit on an SM, or as many as fit at all.
 constexpr int choose_rows(const Params& params) {
@@ -151,21 +167,25 @@ constexpr int choose_rows(const Params& params) {
   return rows;
 }
 
-/// Clusters where tiles are scarce, several tiles a CTA where they abound: the CTA then asks topk_ids and
-/// quantizes its tokens once for all of them, and the next tile's weights arrive while sums are added.
+/// gate/up: clusters where tiles are scarce. Otherwise as many CTAs as the card holds at once, or a few turns
+/// of them, each with a share of all tiles: it asks topk_ids once, quantizes its tokens once an expert, and
+/// the next tile's weights arrive while sums are added.
 constexpr Config choose_config(const Params& params, int sm_count, int max_cluster) {
   const int64_t tiles = int64_t{1} * gate_up_tiles(params) * active_experts(params);
-  Config config = {0, 1, params.m < kColumns ? params.m : kColumns, 0};
+  Config config = {0, static_cast<int>(tiles), params.m < kColumns ? params.m : kColumns, 0};
   if (params.m <= kColumns) {
     config.gate_up_shift = choose_shift(tiles, units_along(params.hidden_size), sm_count, max_cluster);
   }
   if (config.gate_up_shift == 0) {
     config.gate_up_rows = choose_rows(params);
-    while (tiles >= int64_t{4} * kTurns * sm_count * config.gate_up_tiles) config.gate_up_tiles *= 2;
+    const int64_t places = int64_t{2} * sm_count;
+    const int64_t turns = tiles / (places * kTurnTiles);
+    const int64_t ctas = places * (turns < 1 ? 1 : turns < kTurns ? turns : kTurns);
+    config.gate_up_clusters = static_cast<int>(tiles < ctas ? tiles : ctas);
   }
   const int block_tokens = params.m < kColumns ? params.m : kColumns;
   const int block_pairs = block_tokens * params.top_k;  // mostly different experts
-  config.down_shift = choose_shift(
+  config.down_shift = choose_down_shift(
       int64_t{1} * skinny::row_tiles(params.hidden_size) * token_blocks(params.m),
       (block_pairs < params.experts ? block_pairs : params.experts) * units_along(params.intermediate),
       sm_count, max_cluster);

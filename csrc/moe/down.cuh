@@ -29,7 +29,7 @@ namespace sm120::moe {
 
 /// The tokens of a CTA and their experts, in shared memory.
 struct TokenBlock {
-  uint32_t experts_of_pairs, weights, list;
+  uint32_t experts_of_pairs, weights, list, pairs;
   int first, count;
   int experts;  // distinct ones, in the list
 };
@@ -38,8 +38,10 @@ struct TokenBlock {
 DEVICE_FN TokenBlock route_block(const Params& params, uint32_t base, int block, int thread) {
   const int first = block * kColumns;
   const int left = params.m - first;
-  TokenBlock tokens = {
-      base + kRouting, base + kDownWeights, base + kDownList, first, left < kColumns ? left : kColumns, 0};
+  TokenBlock tokens = {base + kRouting,   base + kDownWeights,
+                       base + kDownList,  base + kDownPairs,
+                       first,             left < kColumns ? left : kColumns,
+                       0};
   const int pairs = tokens.count * params.top_k;
   const int pair = first * params.top_k + thread;
   uint32_t expert = kNoExpert;
@@ -64,49 +66,89 @@ DEVICE_FN TokenBlock route_block(const Params& params, uint32_t base, int block,
   return tokens;
 }
 
-/// An item: a unit of K of one of the block's experts. Items follow each other along K first.
-struct ItemPlace {
+/// What says "no pair" in the table of pairs.
+constexpr uint32_t kNoPair = 0xFFFFFFFFu;
+
+DEVICE_FN uint32_t pair_entry(const TokenBlock& tokens, int index, int column) {
+  return tokens.pairs + 4 * (kColumns * index + column);
+}
+
+/// For each expert of the block and each column the token's first pair that names it, or kNoPair, so that no
+/// warp has to look for it again. A token that names an expert twice has one activation, of the first slot,
+/// and the sum of both weights, which goes to that pair. Complete for all threads after the next barrier.
+DEVICE_FN void list_pairs(const Params& params, const TokenBlock& tokens, int thread) {
+  for (int entry = thread; entry < tokens.experts * kColumns; entry += kThreads) {
+    const int column = entry % kColumns;
+    const uint32_t expert = ptx::load_shared_u32(tokens.list + 4 * (entry / kColumns));
+    uint32_t first = kNoPair;
+    float weight = 0.0f;
+#pragma unroll 4
+    for (int slot = 0; slot < params.top_k; ++slot) {
+      const int pair = column * params.top_k + slot;
+      if (ptx::load_shared_u32(tokens.experts_of_pairs + 4 * pair) != expert) continue;
+      if (first == kNoPair) first = static_cast<uint32_t>(pair);
+      weight += ptx::load_shared_f32(tokens.weights + 4 * pair);
+    }
+    if (first != kNoPair) ptx::store_shared_f32(tokens.weights + 4 * first, weight);
+    ptx::store_shared_u32(tokens.pairs + 4 * entry, first);
+  }
+}
+
+/// An item: a unit of K of one of the block's experts. Items follow each other along K first, and a warp has
+/// a contiguous share of them: what belongs to an expert is looked up once for several items.
+struct Item {
   int index;  // of the expert in the list
   int unit;
+
+  /// Go on; whether the next item is another expert's.
+  DEVICE_FN bool advance(int units) {
+    if (++unit < units) return false;
+    unit = 0;
+    ++index;
+    return true;
+  }
 };
 
-/// What a lane has fetched for an item: the activations of column lane / 4, and what its sums count for.
-struct DownItem {
-  skinny::TokenUnit<1> tokens;
-  float alpha;
-  float weight;  // of column lane / 4
-  bool live;     // whether that column has the expert
-  int blocks;    // of K from this unit on
-};
-
+/// A warp's items of w2, as many units ahead as the ring has stages.
 template <bool kAligned>
-class DownStream {
+class DownWeights {
  public:
-  DEVICE_FN DownStream(const KernelParams& params, const TokenBlock& tokens, int tile, int lane)
-      : params_(params),
+  /// Stands at `item`, which has to exist if `left` is not 0.
+  DEVICE_FN DownWeights(const Params& params, const TokenBlock& tokens, int tile, const Item& item, int left,
+                        int lane)
+      : codes_(params.intermediate, lane),
+        scales_(params.intermediate, lane),
+        params_(params),
         tokens_(tokens),
-        tile_(tile),
-        lane_(lane),
+        item_(item),
         units_(units_along(params.intermediate)),
-        scale_stride_(
-            scale_tile_offset((params.hidden_size + 127) / 128, 0, scale_tiles_along_k(params.intermediate))),
-        activation_scales_(params.workspace + code_row_bytes(params.intermediate) * params.m * params.top_k) {
+        tile_(tile),
+        left_(left),
+        lane_(lane) {
+    if (left > 0) find_expert();
   }
 
-  DEVICE_FN ItemPlace place(int item) const { return {item / units_, item % units_}; }
-
-  DEVICE_FN bool exists(const ItemPlace& item) const { return item.index < tokens_.experts; }
-
-  /// `item` plus as many as `step` is the place of.
-  DEVICE_FN ItemPlace after(const ItemPlace& item, const ItemPlace& step) const {
-    const int unit = item.unit + step.unit;
-    const int carry = unit >= units_ ? 1 : 0;
-    return {item.index + step.index + carry, unit - carry * units_};
+  /// Start the copies of the next item, if there is one.
+  DEVICE_FN void load(uint32_t stage) {
+    if (left_ > 0) {
+      codes_.load(stage);
+      scales_.load_chunks(stage);
+      const bool other_expert = item_.advance(units_);
+      if (--left_ > 0) {
+        if (other_expert) {
+          find_expert();
+        } else {
+          codes_.template advance<1>();
+          scales_.template advance<1>();
+        }
+      }
+    }
+    ptx::cp_async_commit();  // also when empty: waits count groups
   }
 
-  /// Start the copies of an item's weights.
-  DEVICE_FN void load_weights(uint32_t stage, const ItemPlace& item) const {
-    const uint32_t expert = ptx::load_shared_u32(tokens_.list + 4 * item.index);
+ private:
+  DEVICE_FN void find_expert() {
+    const uint32_t expert = ptx::load_shared_u32(tokens_.list + 4 * item_.index);
     int rows[4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
@@ -114,80 +156,105 @@ class DownStream {
       rows[q] = row < params_.hidden_size ? row : params_.hidden_size - 1;  // its sums are not stored
     }
     const int64_t bytes = static_cast<int64_t>(params_.hidden_size) * (params_.intermediate / 2);
-    CodeRows<kAligned>(params_.w2 + expert * bytes, params_.intermediate, rows, lane_).load(stage, item.unit);
-    load_scale_chunks(stage, params_.w2_scales + expert * scale_stride_, params_.intermediate, tile_,
-                      item.unit, lane_);
+    const int64_t scale_bytes =
+        scale_tile_offset((params_.hidden_size + kScaleTileRows - 1) / kScaleTileRows, 0,
+                          scale_tiles_along_k(params_.intermediate));
+    codes_.move_to(params_.w2 + expert * bytes, rows, item_.unit);
+    scales_.move_to_chunks(params_.w2_scales + expert * scale_bytes, tile_, item_.unit);
   }
 
-  /// Start fetching an item's activations. Only shared memory is waited for.
-  DEVICE_FN void load_tokens(DownItem& fetched, const ItemPlace& item) const {
-    const uint32_t expert = ptx::load_shared_u32(tokens_.list + 4 * item.index);
-    const int column = lane_ / 4 < tokens_.count ? lane_ / 4 : tokens_.count - 1;
-    // Four lanes share the slots of a column. A token that names an expert twice has one activation, of the
-    // first slot, and the sum of both weights.
-    uint32_t slot = kMaxTopK;
-    float weight = 0.0f;
-    for (int s = lane_ % 4; s < params_.top_k; s += 4) {
-      const int pair = column * params_.top_k + s;
-      if (ptx::load_shared_u32(tokens_.experts_of_pairs + 4 * pair) != expert) continue;
-      if (slot == kMaxTopK) slot = static_cast<uint32_t>(s);
-      weight += ptx::load_shared_f32(tokens_.weights + 4 * pair);
-    }
-#pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2) {
-      const uint32_t other = ptx::shuffle_xor(slot, mask);
-      slot = other < slot ? other : slot;
-      weight += ptx::shuffle_xor_f32(weight, mask);
-    }
-    fetched.live = slot < kMaxTopK && lane_ / 4 < tokens_.count;
-    fetched.weight = weight;
-    fetched.blocks = (params_.intermediate - item.unit * skinny::kUnitK) / kBlock;
-    fetched.alpha = ptx::load_global_f32(params_.w2_alpha + expert);
+  CodeRows<kAligned> codes_;
+  ScaleRows scales_;
+  const Params& params_;
+  const TokenBlock& tokens_;
+  Item item_;
+  int units_, tile_, left_, lane_;
+};
 
-    const int64_t row =
-        static_cast<int64_t>(tokens_.first + column) * params_.top_k + (slot < kMaxTopK ? slot : 0);
-    const uint8_t* codes = params_.workspace + row * code_row_bytes(params_.intermediate);
-    const int last_byte = params_.intermediate / 2 - 4;
+/// Activations of an item: of the token of column lane / 4.
+struct DownItem {
+  skinny::TokenUnit<1> tokens;
+  bool live;  // whether that column has the expert
+};
+
+/// The same for the activations, from the workspace.
+class DownTokens {
+ public:
+  /// Stands at `item`, which has to exist.
+  DEVICE_FN DownTokens(const Params& params, const TokenBlock& tokens, const Item& item, int lane)
+      : params_(params),
+        tokens_(tokens),
+        item_(item),
+        units_(units_along(params.intermediate)),
+        lane_(lane) {}
+
+  /// Start fetching the item and go on to the next. Only shared memory is waited for. What lies past the end
+  /// of K repeats what is in front of it: scales are masked in multiply_unit.
+  DEVICE_FN void load(DownItem& fetched) {
+    if (other_expert_) find_expert();
+    if (blocks_ >= kUnitBlocks) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int byte = item.unit * skinny::kUnitRowBytes + 16 * i + 4 * (lane_ % 4);
-      fetched.tokens.codes[i / 2][0].reg[i % 2] =
-          ptx::load_global_u32(codes + (byte < last_byte ? byte : last_byte));
+      for (int i = 0; i < 4; ++i) {
+        fetched.tokens.codes[i / 2][0].reg[i % 2] = ptx::load_global_u32(codes_ + 16 * i);
+      }
+      fetched.tokens.scales[0] = ptx::load_global_u32(scales_);
+    } else {
+      const int last_byte = 8 * blocks_ - 4 - 4 * (lane_ % 4);  // from codes_ on
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        fetched.tokens.codes[i / 2][0].reg[i % 2] =
+            ptx::load_global_u32(codes_ + (16 * i < last_byte ? 16 * i : last_byte));
+      }
+      const bool past = lane_ % 2 != 0 && blocks_ <= kUnitBlocks / 2;
+      fetched.tokens.scales[0] = ptx::load_global_u32(scales_ - (past ? 4 : 0));
     }
-    const int k_tile = item.unit * 2 + lane_ % 2;
-    const int last_tile = scale_tiles_along_k(params_.intermediate) - 1;
-    fetched.tokens.scales[0] =
-        ptx::load_global_u32(activation_scales_ + row * scale_row_bytes(params_.intermediate) +
-                             4 * (k_tile < last_tile ? k_tile : last_tile));
+    fetched.live = live_;
+    other_expert_ = item_.advance(units_);
+    codes_ += skinny::kUnitRowBytes;
+    scales_ += kUnitBlocks;
+    blocks_ -= kUnitBlocks;
   }
 
  private:
-  const KernelParams& params_;
+  static constexpr int kUnitBlocks = skinny::kUnitK / kBlock;
+
+  /// A column without the expert reads some row, and its scales are masked.
+  DEVICE_FN void find_expert() {
+    const uint32_t pair = ptx::load_shared_u32(pair_entry(tokens_, item_.index, lane_ / 4));
+    live_ = pair != kNoPair;
+    const int64_t row = static_cast<int64_t>(tokens_.first) * params_.top_k + (live_ ? pair : 0);
+    codes_ = params_.workspace + row * code_row_bytes(params_.intermediate) +
+             item_.unit * skinny::kUnitRowBytes + 4 * (lane_ % 4);
+    scales_ = params_.workspace + code_row_bytes(params_.intermediate) * params_.m * params_.top_k +
+              row * scale_row_bytes(params_.intermediate) + item_.unit * kUnitBlocks + 4 * (lane_ % 2);
+    blocks_ = params_.intermediate / kBlock - item_.unit * kUnitBlocks;
+  }
+
+  const Params& params_;
   const TokenBlock& tokens_;
-  int tile_, lane_, units_;
-  int64_t scale_stride_;
-  const uint8_t* activation_scales_;
+  Item item_;
+  int units_, lane_;
+  bool other_expert_ = true;  // than what the rest is of
+  const uint8_t* codes_ = nullptr;
+  const uint8_t* scales_ = nullptr;
+  int blocks_ = 0;  // of K, from the item on
+  bool live_ = false;
 };
 
-/// Multiply an item and add it, weighted, to the columns that have its expert. The others are left alone:
-/// their product is 0 only if no scale of the weights is NaN.
-DEVICE_FN void add_item(Sums& totals, uint32_t stage, DownItem& item, int lane) {
-  if (!item.live) item.tokens.scales[0] = 0;
-  Sums sums = {};
-  skinny::multiply_unit(sums, stage, item.tokens, item.blocks, lane);
-  const uint32_t live = ptx::ballot(item.live);
-  const float factor = item.weight * item.alpha;
+/// Add an expert's sums, weighted, to the columns that have it. The others are left alone: their product is 0
+/// only if no scale of the weights is NaN.
+DEVICE_FN void add_expert(Sums& totals, const Sums& sums, const TokenBlock& tokens, int index, float alpha,
+                          int lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int owner = 4 * (2 * (lane % 4) + i);  // the first lane of column 2 t + i
-    const float scale = ptx::shuffle_f32(factor, owner);
-    const bool counts = live >> owner & 1u;
+    const uint32_t pair = ptx::load_shared_u32(pair_entry(tokens, index, 2 * (lane % 4) + i));
+    if (pair == kNoPair) continue;
+    const float factor = alpha * ptx::load_shared_f32(tokens.weights + 4 * pair);
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float& total = totals.tile[tile][0].reg[2 * half + i];
-        total += counts ? scale * sums.tile[tile][0].reg[2 * half + i] : 0.0f;
+        totals.tile[tile][0].reg[2 * half + i] += factor * sums.tile[tile][0].reg[2 * half + i];
       }
     }
   }
@@ -230,41 +297,54 @@ KERNEL_FN void __launch_bounds__(kThreads, 2) down_kernel(const GRID_CONSTANT Ke
   const uint32_t ring = base + thread / 32 * kRingBytes;
 
   const TokenBlock tokens = route_block(params, base, ptx::block_index() >> shift, thread);
-  const DownStream<kAligned> stream(params, tokens, tile, lane);
-  const ItemPlace step = stream.place(kWarps << shift);
-  ItemPlace ahead = stream.place(rank * kWarps + thread / 32);  // the next whose tokens are fetched
-  if (skinny::first_row(tile) >= params.hidden_size) ahead.index = tokens.experts;
-  ItemPlace far_ahead = ahead;  // the next whose weights are
+  const int units = units_along(params.intermediate);
+  const bool rows_exist = skinny::first_row(tile) < params.hidden_size;
+  const Share share = share_of(rows_exist ? tokens.experts * units : 0, kWarps << shift,
+                               rank * kWarps + thread / 32);
+  int left = share.end - share.begin;
+  Item item = {share.begin / units, share.begin % units};
+  DownWeights<kAligned> weights(params, tokens, tile, item, left, lane);
 #pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-    if (stream.exists(far_ahead)) stream.load_weights(ring + stage * skinny::kUnitBytes, far_ahead);
-    far_ahead = stream.after(far_ahead, step);
-    ptx::cp_async_commit();
-  }
+  for (int stage = 0; stage < kStages; ++stage) weights.load(ring + stage * skinny::kUnitBytes);
+  list_pairs(params, tokens, thread);
   const Inbox inbox(base + kInbox, rank, shift, tokens.count);
   inbox.open(thread);
+  ptx::sync_block();  // the table of pairs is complete
   ptx::launch_dependents();
   ptx::wait_for_dependencies();
 
   Sums totals = {};
-  DownItem current;
-  DownItem next;
-  uint32_t stage = ring;
-  bool more = stream.exists(ahead);
-  if (more) stream.load_tokens(current, ahead);
-  while (more) {
-    ahead = stream.after(ahead, step);
-    more = stream.exists(ahead);
-    if (more) stream.load_tokens(next, ahead);
-    ptx::cp_async_wait<kStages - 1>();
-    ptx::sync_warp();  // the other lanes' copies have landed too
-    add_item(totals, stage, current, lane);
-    ptx::sync_warp();  // nobody reads this stage any more
-    if (stream.exists(far_ahead)) stream.load_weights(stage, far_ahead);
-    far_ahead = stream.after(far_ahead, step);
-    ptx::cp_async_commit();  // also when empty: the wait above counts groups
-    stage = stage == ring ? ring + skinny::kUnitBytes : ring;
-    current = next;
+  if (left > 0) {
+    DownTokens activations(params, tokens, item, lane);
+    DownItem current;
+    DownItem next;
+    activations.load(current);
+    Sums sums = {};
+    float alpha = 0.0f;
+    bool other_expert = true;
+    uint32_t stage = ring;
+    for (; left > 0; --left) {
+      const int index = item.index;
+      const int blocks = (params.intermediate - item.unit * skinny::kUnitK) / kBlock;
+      if (other_expert) {
+        const uint32_t expert = ptx::load_shared_u32(tokens.list + 4 * index);
+        alpha = ptx::load_global_f32(params.w2_alpha + expert);
+      }
+      if (left > 1) activations.load(next);
+      if (!current.live) current.tokens.scales[0] = 0;
+      ptx::cp_async_wait<kStages - 1>();
+      ptx::sync_warp();  // the other lanes' copies have landed too
+      skinny::multiply_unit(sums, stage, current.tokens, blocks, lane);
+      ptx::sync_warp();  // nobody reads this stage any more
+      weights.load(stage);
+      other_expert = item.advance(units);
+      if (other_expert || left == 1) {
+        add_expert(totals, sums, tokens, index, alpha, lane);
+        sums = {};
+      }
+      stage = stage == ring ? ring + skinny::kUnitBytes : ring;
+      current = next;
+    }
   }
   const OutputWriter writer(params, tokens.first, tile);
   // The warp's own ring is free: its last stage has been multiplied.

@@ -51,16 +51,16 @@ cudaError_t launch_moe(const Params& params, const gemm::Device& device, bool de
   const auto grid = [](int x, int shift, int y) {
     return dim3(static_cast<unsigned>(x) << shift, static_cast<unsigned>(y));
   };
-  const int experts = active_experts(params);
-  if (experts > 0) {
+  const bool any_expert = active_experts(params) > 0;
+  if (any_expert) {
     const cudaError_t error =
         launch_kernel(select_gate_up(params), own,
-                      grid(gate_up_columns(params, own.config), own.config.gate_up_shift, experts),
+                      grid(own.config.gate_up_clusters, own.config.gate_up_shift, 1),
                       own.config.gate_up_shift, shared, dependent_launch, stream);
     if (error != cudaSuccess) return error;
   }
   // The kernel in front is gate/up, unless there is no expert: then whatever is in front is unknown.
-  const bool chained = experts > 0 && device.max_cluster > 1;
+  const bool chained = any_expert && device.max_cluster > 1;
   return launch_kernel(
       select_down(params), own,
       grid(token_blocks(params.m), own.config.down_shift, skinny::row_tiles(params.hidden_size)),

@@ -41,6 +41,7 @@ class RowQuantizer {
         rows_(rows),
         range_(range),
         global_(quantize::prepare<quantize::Rule::kReciprocal>(scale)),
+        reciprocal_((1 << 16) / range.count + 1),
         lane_(lane) {}
 
   /// Quantize all units of the range; other lanes see them after the next sync_warp.
@@ -50,20 +51,26 @@ class RowQuantizer {
     for (int first = 0; first < tasks; first += 32 * kAtOnce) {
       uint32_t words[kAtOnce][kBlock / 2];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) load(task_of(first + 32 * i + lane_, tasks), words[i]);
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + 32 * i < tasks) load(task_of(first + 32 * i + lane_, tasks), words[i]);
+      }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) store(first + 32 * i + lane_, tasks, words[i]);
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + 32 * i < tasks) store(first + 32 * i + lane_, tasks, words[i]);
+      }
     }
   }
 
  private:
   static constexpr int kUnitBlocks = skinny::kUnitK / kBlock;
+  static constexpr int kMaxUnits = units_along(kMaxHiddenSize) / kWarps;  // of a warp
+  static_assert(kColumns * kMaxUnits * kMaxUnits < 1 << 16, "turns divide exactly by a multiplication");
 
   /// Clamped: lanes without a task repeat the last one.
   DEVICE_FN BlockTask task_of(int index, int tasks) const {
     if (index >= tasks) index = tasks - 1;
     const int turn = index / kUnitBlocks;
-    const int row = turn / range_.count;
+    const int row = turn * reciprocal_ >> 16;
     const int unit = range_.first + (turn - row * range_.count) * kWarps;
     return {row, unit, unit * kUnitBlocks + index % kUnitBlocks};
   }
@@ -104,22 +111,39 @@ class RowQuantizer {
   const Rows& rows_;
   const skinny::UnitRange& range_;
   quantize::GlobalScale global_;
+  int reciprocal_;
   int lane_;
 };
 
-/// Fragments of one unit. Columns without a token repeat the last one; nobody stores their sums.
-DEVICE_FN skinny::TokenUnit<1> token_unit(const Rows& rows, int unit, int lane) {
-  const int column = lane / 4 < rows.count ? lane / 4 : rows.count - 1;
-  const uint32_t row = rows.rows + column * rows.pitch;
-  const int local = unit - rows.base_unit;
-  skinny::TokenUnit<1> tokens;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    tokens.codes[i / 2][0].reg[i % 2] =
-        ptx::load_shared_u32(row + local * skinny::kUnitRowBytes + 16 * i + 4 * (lane % 4));
+/// The operand fragments of a warp's units, one after the other. Columns without a token repeat the last one;
+/// nobody stores their sums.
+class RowStream {
+ public:
+  DEVICE_FN RowStream(const Rows& rows, int first_unit, int lane) {
+    const int column = lane / 4 < rows.count ? lane / 4 : rows.count - 1;
+    const int local = first_unit - rows.base_unit;
+    const uint32_t row = rows.rows + column * rows.pitch;
+    codes_ = row + local * skinny::kUnitRowBytes + 4 * (lane % 4);
+    scales_ = row + rows.scales_at + local * kUnitScales + 4 * (lane % 2);
   }
-  tokens.scales[0] = ptx::load_shared_u32(row + rows.scales_at + local * 8 + 4 * (lane % 2));
-  return tokens;
-}
+
+  /// The fragments of the current unit; go on to the warp's next one.
+  DEVICE_FN skinny::TokenUnit<1> load() {
+    skinny::TokenUnit<1> tokens;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      tokens.codes[i / 2][0].reg[i % 2] = ptx::load_shared_u32(codes_ + 16 * i);
+    }
+    tokens.scales[0] = ptx::load_shared_u32(scales_);
+    codes_ += kWarps * skinny::kUnitRowBytes;
+    scales_ += kWarps * kUnitScales;
+    return tokens;
+  }
+
+ private:
+  static constexpr int kUnitScales = skinny::kUnitK / kBlock;  // bytes
+
+  uint32_t codes_, scales_;
+};
 
 }  // namespace sm120::moe

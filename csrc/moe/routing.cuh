@@ -13,6 +13,18 @@ namespace sm120::moe {
 
 constexpr uint32_t kNoExpert = 0xFFFFFFFFu;
 
+/// A contiguous share of `total` things for one of `parts`. Sizes differ by one at most.
+struct Share {
+  int begin, end;
+};
+
+DEVICE_FN Share share_of(int total, int parts, int index) {
+  const int each = total / parts;
+  const int longer = total - each * parts;
+  const int begin = index * each + (index < longer ? index : longer);
+  return {begin, begin + each + (index < longer ? 1 : 0)};
+}
+
 /// Number of a pair's expert among those of this rank, or kNoExpert.
 DEVICE_FN uint32_t local_expert(const Params& params, int pair) {
   const uint32_t id =
@@ -43,6 +55,16 @@ DEVICE_FN void mark_experts(const Params& params, uint32_t experts_of_pairs, uin
     }
   }
   ptx::sync_block();
+}
+
+/// How many experts have tokens.
+DEVICE_FN int count_experts(const Params& params, uint32_t active) {
+  int count = 0;
+#pragma unroll 4
+  for (int word = 0; word < (params.experts + 31) / 32; ++word) {
+    count += ptx::count_bits(ptx::load_shared_u32(active + 4 * word));
+  }
+  return count;
 }
 
 /// The `index`-th expert that has tokens, or kNoExpert if there are fewer.
@@ -90,6 +112,7 @@ DEVICE_FN int list_tokens(const Params& params, const GateUpShared& shared, uint
   for (int first = 0; first < params.m; first += kThreads) {
     const int token = first + thread;
     int pair = -1;
+#pragma unroll 4
     for (int slot = params.top_k - 1; slot >= 0 && token < params.m; --slot) {
       const int candidate = token * params.top_k + slot;
       if (ptx::load_shared_u32(base + shared.experts_of_pairs + 4 * candidate) == expert) pair = candidate;

@@ -20,11 +20,6 @@ inline Kernel select_down(const Params& params) {
   return params.intermediate % 32 == 0 ? down_kernel<true> : down_kernel<false>;
 }
 
-/// Clusters along x of the gate/up grid.
-constexpr int gate_up_columns(const Params& params, const Config& config) {
-  return (gate_up_tiles(params) + config.gate_up_tiles - 1) / config.gate_up_tiles;
-}
-
 /// Dynamic shared memory of the gate/up kernel.
 constexpr int gate_up_shared_bytes(const Params& params, const Config& config) {
   const int units = units_along(params.hidden_size);

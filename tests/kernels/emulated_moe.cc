@@ -4,7 +4,7 @@
 //   emulated_moe INPUT OUTPUT
 //
 // INPUT: little-endian int64: m top_k hidden_size intermediate experts first_expert relu2 gate_first fp16
-// input_scale_per_expert inner_scale_per_expert hidden_stride out_stride seed gate_up_shift gate_up_tiles
+// input_scale_per_expert inner_scale_per_expert hidden_stride out_stride seed gate_up_shift gate_up_clusters
 // gate_up_rows down_shift (each -1 for the launcher's choice on a device of 132 SMs), then twelve buffers,
 // each an int64 length and its bytes: hidden topk_ids topk_weights w13 w13_scales w13_alpha input_scale w2
 // w2_scales w2_alpha inner_scale out. The workspace starts as 0xEE. OUTPUT: out, then the workspace.
@@ -88,8 +88,8 @@ int main(int argc, char** argv) {
   params.out_stride = read_int(file);
   const auto seed = static_cast<uint64_t>(read_int(file));
   params.config = choose_config(params, 132, 8);
-  for (int* choice : {&params.config.gate_up_shift, &params.config.gate_up_tiles, &params.config.gate_up_rows,
-                      &params.config.down_shift}) {
+  for (int* choice : {&params.config.gate_up_shift, &params.config.gate_up_clusters,
+                      &params.config.gate_up_rows, &params.config.down_shift}) {
     const auto wanted = static_cast<int>(read_int(file));
     if (wanted >= 0) *choice = wanted;
   }
@@ -127,8 +127,7 @@ int main(int argc, char** argv) {
     emu::declare_region("workspace", emu::RegionKind::kOutput, workspace.data.get(), workspace.bytes);
     const int shift = params.config.gate_up_shift;
     const Kernel kernel = select_gate_up(params);
-    emu::launch({blocks(gate_up_columns(params, params.config), shift), active_experts(params), 1 << shift,
-                 kThreads, shared, seed},
+    emu::launch({blocks(params.config.gate_up_clusters, shift), 1, 1 << shift, kThreads, shared, seed},
                 [&] { kernel(params); });
     emu::forget_regions();
   }

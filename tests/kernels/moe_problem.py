@@ -43,7 +43,7 @@ class MoeProblem:
     first_expert: int = 0
     hidden_padding: int = 0
     out_padding: int = 0
-    #: gate/up: log2 of the cluster, tiles a CTA, rows at once; down: log2 of the cluster. -1 as the launcher chooses.
+    #: gate/up: log2 of the cluster, clusters, rows at once; down: log2 of the cluster. -1 as the launcher chooses.
     config: tuple[int, int, int, int] = AS_LAUNCHED
 
     @property

@@ -65,19 +65,24 @@ def require_right(program: Path, problem: MoeProblem, folder: Path, seed: int = 
 CASES = {
     "one token, one block": (1, 1, 16, 16, 1, {}),
     "one token, several experts": (1, 3, 272, 48, 5, {}),
-    "K of both split over clusters": (2, 1, 400, 80, 2, {"config": (1, 1, 2, 1), "hidden_padding": 8}),
-    "clusters of eight, most without work": (1, 2, 80, 16, 2, {"config": (3, 1, 1, 2)}),
+    "K of both split over clusters": (2, 1, 400, 80, 2, {"config": (1, -1, 2, 1), "hidden_padding": 8}),
+    "clusters of eight, most without work": (1, 2, 80, 16, 2, {"config": (3, -1, 1, 2)}),
     "float16, gate first": (3, 2, 144, 80, 4, {"dtype": torch.float16, "gate_first": True, "out_padding": 6}),
     "no gate, odd number of blocks": (4, 3, 208, 48, 4, {"relu2": True}),
     "scales for each expert": (5, 2, 96, 64, 4, {"per_expert": True}),
     "more tokens than columns": (19, 2, 64, 32, 3, {}),
-    "few rows at once": (11, 1, 80, 48, 2, {"config": (0, 2, 3, 0)}),
-    "several tiles a CTA": (3, 2, 272, 80, 2, {"config": (0, 3, 3, 0)}),
+    "few rows at once": (11, 1, 80, 48, 2, {"config": (0, 4, 3, 0)}),
+    "several tiles a CTA, of two experts": (3, 2, 272, 80, 2, {"config": (0, 3, 3, 0)}),
+    "one CTA, all experts": (5, 2, 80, 48, 4, {"config": (0, 1, 2, 0)}),
+    "several tiles of three units a warp": (2, 1, 2192, 48, 1, {"config": (0, 1, 2, 0)}),
     "rows past 128": (2, 1, 160, 144, 1, {"gate_first": True}),
     "hidden 2880": (1, 1, 2880, 16, 1, {}),
     "hidden 2688, no gate": (1, 1, 2688, 16, 1, {"relu2": True}),
     "intermediate 1856, no gate": (1, 1, 16, 1856, 1, {"relu2": True}),
     "intermediate 128": (1, 2, 48, 128, 2, {}),
+    "256 experts in a block of tokens": (
+        8, 32, 16, 16, 256, {"topk_ids": torch.arange(256, dtype=torch.int32).view(8, 32), "config": (0, 4, 1, 0)},
+    ),
 }
 
 
@@ -100,8 +105,7 @@ def test_experts_of_other_ranks_repeated_and_idle_experts(program: Path, tmp_pat
     assert out[2].any()  # 7 is the last expert of this rank
 
 
-def test_an_expert_twice_among_more_slots_than_lanes_counts_with_both_weights(program: Path, tmp_path: Path) -> None:
-    """Four lanes share the slots of a token in the second launch: 1 and 5 are one lane's."""
+def test_an_expert_twice_among_the_slots_of_a_token_counts_with_both_weights(program: Path, tmp_path: Path) -> None:
     ids = [[2, 3, 0, 1, 2, 3, 0], [1, 1, 2, -1, 1, 1, 3], [0, 0, 0, 0, 0, 0, 0]]
     problem = moe_problem(3, 7, 32, 48, 4, topk_ids=torch.tensor(ids, dtype=torch.int32))
     out = require_right(program, problem, tmp_path)
@@ -139,7 +143,7 @@ def test_a_block_of_nan_spoils_its_token_and_a_nan_scale_its_column_where_the_ex
 
 
 def test_every_interleaving_gives_the_same_bits(program: Path, tmp_path: Path) -> None:
-    problem = moe_problem(3, 2, 80, 32, 3, config=(1, 1, 3, 1))
+    problem = moe_problem(3, 2, 80, 32, 3, config=(1, -1, 3, 1))
     first, *others = [run_moe(program, problem, tmp_path, seed) for seed in range(3)]
     for out, workspace in others:
         assert torch.equal(out, first[0])

@@ -14,22 +14,22 @@ from test_emulated_moe import faults
 from test_emulated_quantize import EmulationError
 
 MAIN = "tests/kernels/emulated_moe.cc"
-#: An expert twice in the slots of one lane of four (1 and 5, 0 and 4), and twice in those of two lanes.
-LANES_REPEAT = torch.tensor([[2, 3, 0, 1, 2, 3, 0], [1, 1, 2, -1, 1, 1, 3]], dtype=torch.int32)
+#: Experts twice among the slots of a token, next to each other and apart.
+REPEATED = torch.tensor([[2, 3, 0, 1, 2, 3, 0], [1, 1, 2, -1, 1, 1, 3]], dtype=torch.int32)
 
 
 @pytest.fixture(scope="module")
 def cases() -> list[MoeProblem]:
     """Small problems that between them notice every mutation."""
-    ids = torch.tensor([[3, 9, 3], [5, 5, 4], [2, -1, 3], [4, 3, 4], [9, 9, 3]], dtype=torch.int32)
+    ids = torch.tensor([[9, 3, 3], [5, 5, 4], [2, -1, 3], [4, 3, 4], [9, 9, 3]], dtype=torch.int32)
     spread = torch.tensor([[1, 34], [34, 0], [70, 1]], dtype=torch.int32)
     return [
-        moe_problem(5, 3, 80, 48, 3, first_expert=3, topk_ids=ids, config=(0, 2, 2, 0), hidden_padding=8),
-        moe_problem(3, 2, 272, 32, 71, topk_ids=spread, config=(1, 1, 3, 1), per_expert=True, out_padding=2),
+        moe_problem(5, 3, 80, 48, 3, first_expert=3, topk_ids=ids, config=(0, 5, 2, 0), hidden_padding=8),
+        moe_problem(3, 2, 272, 32, 71, topk_ids=spread, config=(1, -1, 3, 1), per_expert=True, out_padding=2),
         moe_problem(9, 1, 32, 144, 1, gate_first=True, dtype=torch.float16),
-        moe_problem(1, 2, 16, 1168, 2, relu2=True, config=(0, 8, 1, 0)),
-        moe_problem(2, 1, 1168, 48, 1, relu2=True, config=(0, 2, 2, 0)),
-        moe_problem(2, 7, 32, 32, 4, topk_ids=LANES_REPEAT),
+        moe_problem(1, 2, 16, 1168, 2, relu2=True, config=(0, 5, 1, 0)),
+        moe_problem(2, 1, 2192, 48, 1, config=(0, 1, 2, 0)),
+        moe_problem(2, 7, 32, 32, 4, topk_ids=REPEATED),
     ]
 
 

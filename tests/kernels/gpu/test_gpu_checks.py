@@ -30,11 +30,12 @@ MUTATIONS = {
     },
     DECODED: {
         "lane of a row's scale": ("quad + 2 * kSelectA + 1), t", "quad + 2 * kSelectA), t"),
-        "lane of a column's scale": ("quad + kSelectB), t", "quad + (kSelectB ^ 1)), t"),
-        "scale of a k block": ("t < 2 ? 0x4420 : 0x4431", "t < 2 ? 0x4431 : 0x4420"),
+        "lane of a column's scale": ("quad + kSelectB), 0u", "quad + (kSelectB ^ 1)), 0u"),
+        "scale of a k block": ("t < 2 ? 0x6420 : 0x7531", "t < 2 ? 0x7531 : 0x6420"),
         "half of a step": ("b.reg[half], half ?", "b.reg[half], !half ?"),
-        "nibble of a code": ("(codes >> 3) & 0x0E0E0E0Eu", "(codes >> 7) & 0x0E0E0E0Eu"),
-        "sum so far": ("__fmaf_rn(sum[i], 16384.f, d.reg[i])", "sum[i] * 16384.f"),
+        "nibble of a code": ("join_signs(codes, codes >> 3)", "join_signs(codes, codes >> 7)"),
+        "row of a scale": ("decode_scales(rows >> 16)", "decode_scales(rows)"),
+        "sum so far": ("__fmaf_rn(sum[i], 0x1p28f, d.reg[i])", "sum[i] * 0x1p28f"),
     },
 }
 
