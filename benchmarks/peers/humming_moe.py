@@ -43,7 +43,7 @@ class Stack:
     Attributes:
         packed: uint8 [E, N, K / 2], two e2m1 codes a byte, the lower nibble first.
         scales: float8_e4m3fn [E, N, K / 16].
-        scale: float32 [E, 1], what the decoded weight is multiplied with.
+        scale: float32 [E], what the decoded weight is multiplied with.
     """
 
     packed: torch.Tensor
@@ -114,7 +114,7 @@ def draw(geometry: Geometry, device: str = "cuda") -> tuple[Stack, Stack]:
         packed = torch.randint(0, 256, (geometry.experts, rows, k // 2), device=device, dtype=torch.uint8)
         scales = (torch.rand(geometry.experts, rows, k // 16, device=device) * 384 + 64).to(torch.float8_e4m3fn)
         # Random codes have a standard deviation of 2.9, these block scales a mean of 256.
-        return Stack(packed, scales, torch.full((geometry.experts, 1), 1 / (2.9 * 256 * k**0.5), device=device))
+        return Stack(packed, scales, torch.full((geometry.experts,), 1 / (2.9 * 256 * k**0.5), device=device))
 
     return stack(2 * geometry.inner, geometry.hidden), stack(geometry.hidden, geometry.inner)
 

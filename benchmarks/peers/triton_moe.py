@@ -20,7 +20,10 @@ def layers(geometry: Geometry) -> list[Layer]:
         ImportError: there is no SGLang, or something that it needs is missing.
     """
     from sglang.srt.layers.moe.fused_moe_triton import fused_experts  # noqa: F401 - asked for once, before memory is
+    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
+    # The kernels look up two flags of the server, both off unless asked for.
+    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
     return [_layer(geometry) for _ in range(max(1, geometry.layers // 4))]
 
 

@@ -2,9 +2,10 @@
 //
 // Every product e2m1 * ue4m3 is exact in fp16, so only the order of the float32 sums differs from the
 // instruction. A code decodes by moving bits: sign to bit 15, the three magnitude bits to 11..9, which reads
-// as value * 2^-14. So each operand holds value * scale * 2^-14 exactly: a code is a multiple of 2^-1, a
-// scale one of 2^-9, their product here one of 2^-24, the smallest number of fp16, with at most six
-// significant bits. One multiply by 2^28 a k64 step restores the sum. The order of k inside a step is free as
+// as value * 2^-14. The scale is multiplied by 2^7 (<= 448 * 128, still finite), so each operand holds value
+// * scale * 2^-7 exactly (a multiple of 2^-17 with at most six significant bits), and one multiply by 2^14 a
+// k64 step restores the sum. Without that factor operands below 2^-14 would be exact too, but the tensor cores
+// of sm_90 were seen to keep fewer bits of a sum of subnormal numbers. The order of k inside a step is free as
 // long as A and B agree; pairs (j, j+4) of a register are what masks yield.
 #pragma once
 
@@ -32,16 +33,16 @@ DEVICE_FN uint32_t needed_scales(uint32_t first, uint32_t second, int t) {
   return __byte_perm(first, second, t < 2 ? 0x6420 : 0x7531) & 0x7F7F7F7Fu;
 }
 
-/// The two scales in the lower half of `bytes`.
+/// The two scales in the lower half of `bytes`, times 2^7.
 DEVICE_FN ScalePair decode_scales(uint32_t bytes) {
 #if __CUDA_ARCH__ >= 890
   uint32_t halves;
   asm("{ .reg .b16 pair; cvt.u16.u32 pair, %1; cvt.rn.f16x2.e4m3x2 %0, pair; }" : "=r"(halves) : "r"(bytes));
-  const __half2 both = *reinterpret_cast<__half2*>(&halves);
+  const __half2 both = __hmul2(*reinterpret_cast<__half2*>(&halves), __float2half2_rn(128.f));
 #else
   uint32_t halves =
       ((bytes & 0x7Fu) << 7) | ((bytes & 0x7F00u) << 15);  // value * 2^-8: exponent bias 15 against 7
-  __half2 both = __hmul2(*reinterpret_cast<__half2*>(&halves), __float2half2_rn(256.f));
+  __half2 both = __hmul2(*reinterpret_cast<__half2*>(&halves), __float2half2_rn(32768.f));
   if ((bytes & 0x7Fu) == 0x7Fu) both.x = __ushort_as_half(0x7FFF);
   if ((bytes & 0x7F00u) == 0x7F00u) both.y = __ushort_as_half(0x7FFF);
 #endif
@@ -108,7 +109,7 @@ DEVICE_FN void mma_nvfp4(FragmentD& d, const FragmentA& a, const FragmentB& b, u
     }
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) d.reg[i] = __fmaf_rn(sum[i], 0x1p28f, d.reg[i]);
+  for (int i = 0; i < 4; ++i) d.reg[i] = __fmaf_rn(sum[i], 16384.f, d.reg[i]);
 }
 
 }  // namespace sm120::ptx::decoded

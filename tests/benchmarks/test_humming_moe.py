@@ -35,7 +35,7 @@ class Humming(torch.nn.Module):
         self.settings = settings
 
     def load_from_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        assert tensors["weight_scale_2"].shape == (self.settings["num_experts"], 1)
+        assert tensors["weight_scale_2"].shape == (self.settings["num_experts"],)
         codes = [nvfp4.unpack(packed) for packed in tensors["weight"]]
         scales = tensors["weight_scale"].view(torch.uint8).to(torch.int64)
         encode = tensors["weight_scale_2"].flatten().double().reciprocal().tolist()

@@ -35,7 +35,7 @@ MUTATIONS = {
         "half of a step": ("b.reg[half], half ?", "b.reg[half], !half ?"),
         "nibble of a code": ("join_signs(codes, codes >> 3)", "join_signs(codes, codes >> 7)"),
         "row of a scale": ("decode_scales(rows >> 16)", "decode_scales(rows)"),
-        "sum so far": ("__fmaf_rn(sum[i], 0x1p28f, d.reg[i])", "sum[i] * 0x1p28f"),
+        "sum so far": ("__fmaf_rn(sum[i], 16384.f, d.reg[i])", "sum[i] * 16384.f"),
     },
 }
 
