@@ -221,8 +221,8 @@ def identify(symbol: str) -> Kernel:
         label = f"moe gate/up, {INPUT_TYPES[int(match[1])]}, {ROW_STARTS[int(match[2])]}"
         return Kernel(label, 256, shared, 8 * 2 * 2304, 4, 2, converts=True, late_launch=True)
     if match := re.search(r"3moe11down_kernelILb([01])E", symbol):
-        # rings and inbox; experts and weights of pairs, list of experts; counts; pairs by expert and column
-        shared = 8 * 2 * 2304 + 1040 + 3 * 1024 + 32 + 8 * 1024
+        # rings and inbox; experts and weights of pairs, list of experts, pairs by expert and column
+        shared = 8 * 2 * 2304 + 1040 + 3 * 1024 + 8 * 1024
         copies = 2 * (4 * (2 - int(match[1])) + 1)  # stages; codes 8 or 16 bytes at a time, scales
         label = f"moe down, {ROW_STARTS[int(match[1])]}"
         return Kernel(label, 256, shared, 8 * 2 * 2304, 4, 2, copies, early_loads=2)

@@ -110,13 +110,12 @@ constexpr Params largest_problem() {
 static_assert(GateUpShared(largest_problem(), units_along(kMaxHiddenSize), 1).bytes <= kMaxShared,
               "one token always fits");
 
-/// down: experts and router weights of the block's pairs, counts of the warps, the block's distinct experts,
-/// and for each of those a word a column: which pair of the token has it.
+/// down: experts and router weights of the block's pairs, the block's distinct experts, and for each of those
+/// a word a column: which pair of the token has it.
 constexpr int kMaxBlockPairs = kColumns * kMaxTopK;
 static_assert(kMaxBlockPairs <= kThreads, "one thread a pair");
 constexpr int kDownWeights = kRouting + 4 * kMaxBlockPairs;
-constexpr int kDownCounts = kDownWeights + 4 * kMaxBlockPairs;
-constexpr int kDownList = kDownCounts + 4 * kWarps;
+constexpr int kDownList = kDownWeights + 4 * kMaxBlockPairs;
 constexpr int kDownPairs = kDownList + 4 * kMaxBlockPairs;
 constexpr int kDownSharedBytes = kDownPairs + 4 * kColumns * kMaxBlockPairs;
 
@@ -150,10 +149,12 @@ constexpr int choose_down_shift(int64_t tiles, int units, int sm_count, int max_
 
 /// Shared memory with which two CTAs fit on an SM12x SM.
 constexpr int kHalfShared = 102400 / 2 - 1024;
-/// gate/up: CTAs of which an SM holds two, one behind the other, where each then has kTurnTiles tiles or more.
-/// An expert with more tokens takes longer, so that one turn of equal shares would end unevenly.
+/// gate/up: turns of CTAs, of which an SM holds two, where each CTA then still has so many tiles. An expert
+/// with more tokens than are worked off together takes a multiple of the time, so one turn of equal shares
+/// would end unevenly; up to eight tokens that is rare, and the work of a CTA for itself counts more.
 constexpr int kTurns = 4;
-constexpr int kTurnTiles = 16;
+constexpr int kTurnTilesFew = 16;
+constexpr int kTurnTilesMany = 2;
 
 /// Eight tokens at once, or as few as four if two CTAs then fit on an SM, or as many as fit at all.
 constexpr int choose_rows(const Params& params) {
@@ -179,7 +180,7 @@ constexpr Config choose_config(const Params& params, int sm_count, int max_clust
   if (config.gate_up_shift == 0) {
     config.gate_up_rows = choose_rows(params);
     const int64_t places = int64_t{2} * sm_count;
-    const int64_t turns = tiles / (places * kTurnTiles);
+    const int64_t turns = tiles / (places * (params.m <= kColumns ? kTurnTilesFew : kTurnTilesMany));
     const int64_t ctas = places * (turns < 1 ? 1 : turns < kTurns ? turns : kTurns);
     config.gate_up_clusters = static_cast<int>(tiles < ctas ? tiles : ctas);
   }

@@ -1,11 +1,11 @@
 // Second launch: out = sum over the slots of weight * w2_alpha * W2 q(activation).
 //
-// Grid: blocks of eight tokens * cluster by tiles of 32 output columns. A CTA works through (expert, unit of
-// 128 k) for the distinct experts of its tokens, one such item a warp at a time; columns of the mma are the
-// tokens themselves, so that the sums of all experts stay in registers, and a token that has nothing to do
-// with the expert is masked. So the reduction over the slots needs no memory and no atomics: items in a fixed
-// order in a warp, then warps, then CTAs of the cluster. One token with eight experts of 512 is 32 items, as
-// much parallelism as a GEMM of K = 4096.
+// Grid: blocks of eight tokens * cluster by tiles of 32 output columns. The items of a CTA are (expert, unit
+// of 128 k) for the distinct experts of its tokens, dealt out to its warps in equal runs; columns of the mma
+// are the tokens themselves, so that the sums of all experts stay in registers, and a token that has nothing
+// to do with the expert is masked. So the reduction over the slots needs no memory and no atomics: items in a
+// fixed order in a warp, then warps, then CTAs of the cluster. One token with eight experts of 512 is 32
+// items, as much parallelism as a GEMM of K = 4096.
 //
 // Order and experts of a block depend on its tokens, so a token's last bits depend on the other seven, unlike
 // in the dense GEMM. Calls repeat bit for bit.
@@ -21,78 +21,11 @@
 #include "../gemm_skinny/weights.cuh"
 #include "../ptx/convert.cuh"
 #include "../ptx/grid_dependency.cuh"
-#include "routing.cuh"
+#include "block_routing.cuh"
 #include "sums.cuh"
 #include "weights.cuh"
 
 namespace sm120::moe {
-
-/// The tokens of a CTA and their experts, in shared memory.
-struct TokenBlock {
-  uint32_t experts_of_pairs, weights, list, pairs;
-  int first, count;
-  int experts;  // distinct ones, in the list
-};
-
-/// Read the block's routing and list its distinct experts in the order of their first pair.
-DEVICE_FN TokenBlock route_block(const Params& params, uint32_t base, int block, int thread) {
-  const int first = block * kColumns;
-  const int left = params.m - first;
-  TokenBlock tokens = {base + kRouting,   base + kDownWeights,
-                       base + kDownList,  base + kDownPairs,
-                       first,             left < kColumns ? left : kColumns,
-                       0};
-  const int pairs = tokens.count * params.top_k;
-  const int pair = first * params.top_k + thread;
-  uint32_t expert = kNoExpert;
-  uint32_t weight = 0;
-  if (thread < pairs) {
-    expert = local_expert(params, pair);
-    weight = ptx::load_coherent_u32(params.topk_weights + pair);
-  }
-  ptx::store_shared_u32(tokens.experts_of_pairs + 4 * thread, expert);
-  ptx::store_shared_u32(tokens.weights + 4 * thread, weight);
-  ptx::sync_block();
-  bool seen = expert == kNoExpert;
-  for (int other = 0; other < thread && !seen; other += 4) {
-    const ptx::Word4 four = ptx::load_shared_u32x4(tokens.experts_of_pairs + 4 * other);
-    seen = four.x == expert || (other + 1 < thread && four.y == expert) ||
-           (other + 2 < thread && four.z == expert) || (other + 3 < thread && four.w == expert);
-  }
-  const Place place = place_among(!seen, base + kDownCounts, thread);
-  if (!seen) ptx::store_shared_u32(tokens.list + 4 * place.before, expert);
-  tokens.experts = place.total;
-  ptx::sync_block();
-  return tokens;
-}
-
-/// What says "no pair" in the table of pairs.
-constexpr uint32_t kNoPair = 0xFFFFFFFFu;
-
-DEVICE_FN uint32_t pair_entry(const TokenBlock& tokens, int index, int column) {
-  return tokens.pairs + 4 * (kColumns * index + column);
-}
-
-/// For each expert of the block and each column the token's first pair that names it, or kNoPair, so that no
-/// warp has to look for it again. A token that names an expert twice has one activation, of the first slot,
-/// and the sum of both weights, which goes to that pair. Complete for all threads after the next barrier.
-DEVICE_FN void list_pairs(const Params& params, const TokenBlock& tokens, int thread) {
-  for (int entry = thread; entry < tokens.experts * kColumns; entry += kThreads) {
-    const int column = entry % kColumns;
-    const uint32_t expert = ptx::load_shared_u32(tokens.list + 4 * (entry / kColumns));
-    uint32_t first = kNoPair;
-    float weight = 0.0f;
-#pragma unroll 4
-    for (int slot = 0; slot < params.top_k; ++slot) {
-      const int pair = column * params.top_k + slot;
-      if (ptx::load_shared_u32(tokens.experts_of_pairs + 4 * pair) != expert) continue;
-      if (first == kNoPair) first = static_cast<uint32_t>(pair);
-      weight += ptx::load_shared_f32(tokens.weights + 4 * pair);
-    }
-    if (first != kNoPair) ptx::store_shared_f32(tokens.weights + 4 * first, weight);
-    ptx::store_shared_u32(tokens.pairs + 4 * entry, first);
-  }
-}
 
 /// An item: a unit of K of one of the block's experts. Items follow each other along K first, and a warp has
 /// a contiguous share of them: what belongs to an expert is looked up once for several items.
@@ -156,9 +89,8 @@ class DownWeights {
       rows[q] = row < params_.hidden_size ? row : params_.hidden_size - 1;  // its sums are not stored
     }
     const int64_t bytes = static_cast<int64_t>(params_.hidden_size) * (params_.intermediate / 2);
-    const int64_t scale_bytes =
-        scale_tile_offset((params_.hidden_size + kScaleTileRows - 1) / kScaleTileRows, 0,
-                          scale_tiles_along_k(params_.intermediate));
+    const int64_t scale_bytes = scale_tile_offset((params_.hidden_size + kScaleTileRows - 1) / kScaleTileRows,
+                                                  0, scale_tiles_along_k(params_.intermediate));
     codes_.move_to(params_.w2 + expert * bytes, rows, item_.unit);
     scales_.move_to_chunks(params_.w2_scales + expert * scale_bytes, tile_, item_.unit);
   }
@@ -299,8 +231,8 @@ KERNEL_FN void __launch_bounds__(kThreads, 2) down_kernel(const GRID_CONSTANT Ke
   const TokenBlock tokens = route_block(params, base, ptx::block_index() >> shift, thread);
   const int units = units_along(params.intermediate);
   const bool rows_exist = skinny::first_row(tile) < params.hidden_size;
-  const Share share = share_of(rows_exist ? tokens.experts * units : 0, kWarps << shift,
-                               rank * kWarps + thread / 32);
+  const Share share =
+      share_of(rows_exist ? tokens.experts * units : 0, kWarps << shift, rank * kWarps + thread / 32);
   int left = share.end - share.begin;
   Item item = {share.begin / units, share.begin % units};
   DownWeights<kAligned> weights(params, tokens, tile, item, left, lane);
@@ -308,6 +240,7 @@ KERNEL_FN void __launch_bounds__(kThreads, 2) down_kernel(const GRID_CONSTANT Ke
   for (int stage = 0; stage < kStages; ++stage) weights.load(ring + stage * skinny::kUnitBytes);
   list_pairs(params, tokens, thread);
   const Inbox inbox(base + kInbox, rank, shift, tokens.count);
+  // Its memory held the experts' bits, which nobody needs any more.
   inbox.open(thread);
   ptx::sync_block();  // the table of pairs is complete
   ptx::launch_dependents();

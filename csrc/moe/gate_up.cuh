@@ -1,12 +1,17 @@
 // First launch: act(W13 x) of every (token, expert) pair, quantized, into the workspace.
 //
-// Grid: tiles of 16 intermediate columns (their gate and their up rows) * cluster by experts that may have
-// tokens. A CTA finds its expert and the expert's tokens from topk_ids, puts the first weights in flight,
-// quantizes the tokens while they come, and multiplies. Weights are the 16-row operand, up to eight tokens of
-// the expert the 8-column one: a tile of weights is read once for eight tokens.
+// Grid: as many CTAs as the card holds at once (choose_config in config.h). All tiles of 16 intermediate
+// columns (their gate and their up rows) of all experts that have tokens, expert by expert, are dealt out to
+// them in equal runs. For each expert in its run a CTA finds the tokens, puts the first weights in flight,
+// quantizes the tokens while they come, and multiplies tile by tile. Weights are the 16-row operand, up to
+// eight tokens of the expert the 8-column one: a tile of weights is read once for eight tokens. Where tiles
+// are scarce a cluster shares the K of one.
 //
 // What bounds it: the weight bytes of the experts that have tokens, rows * hidden_size * 0.5625 each, and
 // three latencies in a row: topk_ids, then hidden and the first weights, then the sums of the other warps.
+// On the decoded path it is instructions. So what a CTA does once, what it does for an expert, for a tile and
+// for a unit are kept apart, and a unit costs the multiply, five loads from shared memory, six copies and
+// additions.
 #pragma once
 
 #include "../gemm_skinny/weights.cuh"
@@ -19,8 +24,8 @@
 
 namespace sm120::moe {
 
-/// A warp's units of an expert's weights, tile by tile. Local rows 0..15 are the gate's rows of a tile, 16..31
-/// those that they are multiplied with; without a gate 32 rows as they come.
+/// A warp's units of an expert's weights, tile by tile. Local rows 0..15 are the gate's rows of a
+/// tile, 16..31 those that they are multiplied with; without a gate 32 rows as they come.
 template <bool kAligned>
 class GateUpWeights {
  public:
@@ -79,7 +84,8 @@ class GateUpWeights {
   }
 
   DEVICE_FN void move_scales(int tile) {
-    scales_.move_to_words(expert_scales_, static_cast<uint32_t>(row(tile, lane_ / 8, lane_ % 8)), first_unit_);
+    scales_.move_to_words(expert_scales_, static_cast<uint32_t>(row(tile, lane_ / 8, lane_ % 8)),
+                          first_unit_);
   }
 
   /// Clamped: the last tile without a gate may have 16 rows, the sums of the others are not stored.

@@ -53,10 +53,9 @@ cudaError_t launch_moe(const Params& params, const gemm::Device& device, bool de
   };
   const bool any_expert = active_experts(params) > 0;
   if (any_expert) {
-    const cudaError_t error =
-        launch_kernel(select_gate_up(params), own,
-                      grid(own.config.gate_up_clusters, own.config.gate_up_shift, 1),
-                      own.config.gate_up_shift, shared, dependent_launch, stream);
+    const cudaError_t error = launch_kernel(select_gate_up(params), own,
+                                            grid(own.config.gate_up_clusters, own.config.gate_up_shift, 1),
+                                            own.config.gate_up_shift, shared, dependent_launch, stream);
     if (error != cudaSuccess) return error;
   }
   // The kernel in front is gate/up, unless there is no expert: then whatever is in front is unknown.

@@ -86,9 +86,10 @@ class ScaleRows {
   /// Go to the words of row `row` at a unit.
   DEVICE_FN void move_to_words(const uint8_t* scales, uint32_t row, int unit) {
     tiles_left_ = k_tiles_ - kUnitTiles * unit;
-    source_ = scales + unit * (kUnitTiles * kScaleTileBytes) +
-              static_cast<uint64_t>(row / kScaleTileRows) * static_cast<uint32_t>(k_tiles_ * kScaleTileBytes) +
-              scale_word_offset(static_cast<int>(row % kScaleTileRows));
+    source_ =
+        scales + unit * (kUnitTiles * kScaleTileBytes) +
+        static_cast<uint64_t>(row / kScaleTileRows) * static_cast<uint32_t>(k_tiles_ * kScaleTileBytes) +
+        scale_word_offset(static_cast<int>(row % kScaleTileRows));
   }
 
   DEVICE_FN void load_words(uint32_t stage) const {

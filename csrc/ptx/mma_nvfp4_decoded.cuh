@@ -27,8 +27,8 @@ struct ScalePair {
   __half2 high;  // of the k 32..63 register
 };
 
-/// Of the scale words of two rows or columns the bytes that this lane's registers need, t/2 and 2 + t/2: those
-/// of the first in the lower half.
+/// Of the scale words of two rows or columns the bytes that this lane's registers need, t/2 and 2 + t/2:
+/// those of the first in the lower half.
 DEVICE_FN uint32_t needed_scales(uint32_t first, uint32_t second, int t) {
   return __byte_perm(first, second, t < 2 ? 0x6420 : 0x7531) & 0x7F7F7F7Fu;
 }
@@ -70,7 +70,7 @@ DEVICE_FN uint32_t join_signs(uint32_t signs, uint32_t rest) {
 /// instructions and 4 multiplies for 8 codes. Seven of the 11 are logic; the left shifts are multiplies to
 /// the machine, whose pipe has room.
 DEVICE_FN Decoded decode_codes(uint32_t codes, __half2 scale) {
-  constexpr uint32_t kBits = 0x8E008E00u;  // of a code in its half
+  constexpr uint32_t kBits = 0x8E008E00u;                    // of a code in its half
   const uint32_t even = join_signs(codes << 4, codes << 1);  // codes 0, 2, 4, 6
   const uint32_t odd = join_signs(codes, codes >> 3);        // codes 1, 3, 5, 7
   return {{scaled((even << 8) & kBits, scale), scaled((odd << 8) & kBits, scale), scaled(even & kBits, scale),
@@ -91,8 +91,8 @@ DEVICE_FN void mma_nvfp4(FragmentD& d, const FragmentA& a, const FragmentB& b, u
   const int lane = static_cast<int>(threadIdx.x & 31u);
   const int quad = lane & ~3;
   const int t = lane & 3;
-  const uint32_t rows = needed_scales(from_lane(scale_a, quad + 2 * kSelectA),
-                                      from_lane(scale_a, quad + 2 * kSelectA + 1), t);
+  const uint32_t rows =
+      needed_scales(from_lane(scale_a, quad + 2 * kSelectA), from_lane(scale_a, quad + 2 * kSelectA + 1), t);
   const ScalePair row_lo = decode_scales(rows);
   const ScalePair row_hi = decode_scales(rows >> 16);
   const ScalePair column = decode_scales(needed_scales(from_lane(scale_b, quad + kSelectB), 0u, t));

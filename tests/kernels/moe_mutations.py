@@ -4,6 +4,7 @@ What they share with the skinny GEMM and the quantizer is bent in the lists of t
 """
 
 ROUTING = "csrc/moe/routing.cuh"
+BLOCK = "csrc/moe/block_routing.cuh"
 WEIGHTS = "csrc/moe/weights.cuh"
 ROWS = "csrc/moe/quantized_rows.cuh"
 ACTIVATION = "csrc/moe/activation.cuh"
@@ -61,7 +62,7 @@ MUTATIONS = {
     "rows past the last": (GATE_UP, "return wanted < last_row ? wanted : last_row;", "return wanted;"),
     # the rows of hidden
     "numbers past K": (ROWS, "task.block < last ? task.block : last", "task.block"),
-    "first unit of the slice": (ROWS, "const int local = first_unit - rows.base_unit;", "const int local = first_unit;"),
+    "first unit of the slice": (ROWS, "local = first_unit - rows.base_unit;", "local = first_unit;"),
     "rows of three units": (ROWS, "(1 << 16) / range.count + 1", "(1 << 16) / range.count"),
     "columns without a token": (ROWS, "lane / 4 < rows.count ? lane / 4 : rows.count - 1", "lane / 4"),
     "input scale of an expert": (GATE_UP, "(params.input_scale_per_expert ? expert : 0)", "0"),
@@ -71,7 +72,7 @@ MUTATIONS = {
     "gate/up: lanes meet after the wait": (GATE_UP, "ptx::sync_warp();  // the other", "// the other"),
     "gate/up: lanes meet before a refill": (GATE_UP, "ptx::sync_warp();  // nobody", "// nobody"),
     "gate/up: commit": (GATE_UP, "    ptx::cp_async_commit();  // also", "    // also"),
-    "gate/up: later tokens start again": (GATE_UP, "      stream.start(expert", "      if (first == 0) stream.start(expert"),
+    "gate/up: later tokens start again": (GATE_UP, "  stream.start(expert", "  if (first == 0) stream.start(expert"),
     "gate/up: sums have been read": (
         GATE_UP,
         "        if (summed) ptx::sync_block();",
@@ -94,22 +95,24 @@ MUTATIONS = {
     "blocks past the last": (ACTIVATION, "|| block >= params_.intermediate / kBlock ", ""),
     "tokens past the last": (ACTIVATION, "if (!live || block", "if (block"),
     # down
-    "experts of a block once": (
-        DOWN,
-        "if (!seen) ptx::store_shared_u32(",
-        "if (expert != kNoExpert) ptx::store_shared_u32(",
-    ),
-    "pairs of a block are complete": (DOWN, "  ptx::sync_block();\n  bool seen", "  bool seen"),
-    "first of two slots": (DOWN, "if (first == kNoPair) first = static", "first = static"),
-    "weights of two slots": (DOWN, "weight += ptx::load_shared_f32", "weight = ptx::load_shared_f32"),
-    "weights of two slots are kept": (DOWN, "    if (first != kNoPair) ptx::store_shared_f32(tokens.weights", "    //"),
+    "down: bits start as zero": (BLOCK, "ptx::store_shared_u32(tokens.active + 4 * thread, 0);", "{\n  }"),
+    "down: bits are cleared before they are set": (BLOCK, "  ptx::sync_block();\n  if (expert", "  if (expert"),
+    "down: bits are set before they are read": (BLOCK, "  ptx::sync_block();\n  int before", "  int before"),
+    "experts of the words in front": (BLOCK, "if (word + i < thread) before", "if (word + i == -1) before"),
+    "list of a block is complete": (BLOCK, "  ptx::sync_block();\n  return tokens;", "  return tokens;"),
+    "no pair without a token's choice": (BLOCK, "tokens.pairs + 4 * entry, kNoPair", "tokens.pairs + 4 * entry, 0"),
+    "first of two slots": (BLOCK, "    if (pair < thread) is_first = false;\n", ""),
+    "weights of two slots": (BLOCK, "weight += ptx::load_shared_f32", "weight = ptx::load_shared_f32"),
+    "weights of two slots are kept": (BLOCK, "  ptx::store_shared_f32(tokens.weights + 4 * thread, weight);\n", ""),
+    "experts in front of an expert": (BLOCK, "index += ptx::count_bits", "index = ptx::count_bits"),
+    "experts in front in its word": (BLOCK, " & ((1u << expert % 32) - 1)", ""),
     "table of pairs is complete": (DOWN, "  ptx::sync_block();  // the table", "  // the table"),
     "activations of the next expert": (DOWN, "    other_expert_ = item_", "    other_expert_ = false;\n    item_"),
     "activations of the next unit": (DOWN, "    codes_ += skinny::kUnitRowBytes;\n", ""),
     "scales of the next unit": (DOWN, "    scales_ += kUnitBlocks;\n", ""),
     "end of a row goes along": (DOWN, "    blocks_ -= kUnitBlocks;\n", ""),
-    "weights of the next expert": (DOWN, "        if (other_expert) {\n          find", "        if (false) {\n          find"),
-    "alpha of the next expert": (DOWN, "      if (other_expert) {\n        const", "      if (alpha == 0.0f) {\n        const"),
+    "weights of the next expert": (DOWN, "if (other_expert) {\n          find", "if (false) {\n          find"),
+    "alpha of the next expert": (DOWN, "if (other_expert) {\n        const", "if (alpha == 0.0f) {\n        const"),
     "sums of an expert start at zero": (DOWN, "        sums = {};\n", ""),
     "tokens without the expert": (
         DOWN,

@@ -81,7 +81,12 @@ CASES = {
     "intermediate 1856, no gate": (1, 1, 16, 1856, 1, {"relu2": True}),
     "intermediate 128": (1, 2, 48, 128, 2, {}),
     "256 experts in a block of tokens": (
-        8, 32, 16, 16, 256, {"topk_ids": torch.arange(256, dtype=torch.int32).view(8, 32), "config": (0, 4, 1, 0)},
+        8,
+        32,
+        16,
+        16,
+        256,
+        {"topk_ids": torch.arange(256, dtype=torch.int32).view(8, 32), "config": (0, 4, 1, 0)},
     ),
 }
 
