@@ -4,9 +4,9 @@
 // instruction. A code decodes by moving bits: sign to bit 15, the three magnitude bits to 11..9, which reads
 // as value * 2^-14. The scale is multiplied by 2^7 (<= 448 * 128, still finite), so each operand holds value
 // * scale * 2^-7 exactly (a multiple of 2^-17 with at most six significant bits), and one multiply by 2^14 a
-// k64 step restores the sum. Without that factor operands below 2^-14 would be exact too, but the tensor cores
-// of sm_90 were seen to keep fewer bits of a sum of subnormal numbers. The order of k inside a step is free as
-// long as A and B agree; pairs (j, j+4) of a register are what masks yield.
+// k64 step restores the sum. Without that factor operands below 2^-14 would be exact too, but the tensor
+// cores of sm_90 were seen to keep fewer bits of a sum of subnormal numbers. The order of k inside a step is
+// free as long as A and B agree; pairs (j, j+4) of a register are what masks yield.
 #pragma once
 
 #if defined(SM120_DECODED)
