@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,25 @@ def layers(geometry: Geometry) -> list[Layer]:
         ImportError: there is no SGLang, or something that it needs is missing.
     """
     from sglang.srt.layers.moe.fused_moe_triton import fused_experts  # noqa: F401 - asked for once, before memory is
+
+    _pretend_to_serve()
+    return [_layer(geometry) for _ in range(max(1, geometry.layers // 4))]
+
+
+def _pretend_to_serve() -> None:
+    """Set what the kernels look up in a server: two flags, both off unless asked for, and the group of its one rank."""
+    from sglang.srt import distributed
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-    # The kernels look up two flags of the server, both off unless asked for.
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
-    return [_layer(geometry) for _ in range(max(1, geometry.layers // 4))]
+    if distributed.model_parallel_is_initialized():
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_distributed_environment(1, 0, address, 0, backend)
+    distributed.initialize_model_parallel()
 
 
 def _layer(geometry: Geometry) -> Layer:
