@@ -15,31 +15,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from sglang_sm120 import device, env
-from sglang_sm120.backends.record import HostFacts
+from sglang_sm120 import env
 from sglang_sm120.cli import bench, bench_report, plot
 from sglang_sm120.errors import ConfigError, RecordError, UnsupportedError
-from sglang_sm120.probing import record
-from sglang_sm120.probing.record import Outcome
 from sglang_sm120.records import identity_of
 from sglang_sm120.tuning import results, run, timing
 from sglang_sm120.tuning.choice import Timing
 from sglang_sm120.tuning.results import Entry
 from sglang_sm120.tuning.timing import CompileBudget, Measured
 from tests.cli.bare import ROOT
+from tests.tuning.conftest import FACTS
 
 SHAPES = ("32x32", "64x32")
-FACTS = HostFacts(None, {"torch": "2.13.0"})
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU on which the oracle passed its probe."""
-    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path / "cache"))
-    monkeypatch.setattr(device, "collect_facts", lambda: FACTS)
-    monkeypatch.setattr(timing, "REPEATS", 3)
-    monkeypatch.setattr(timing, "SECONDS_PER_REPEAT", 1e-3)
-    record.save(identity_of(FACTS), {"torch_reference": Outcome("ok", "test")})
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def wish(**changes: Any) -> bench.Wish:

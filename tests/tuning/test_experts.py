@@ -13,8 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from sglang_sm120 import device, env, ops
-from sglang_sm120.backends.record import HostFacts
+from sglang_sm120 import device, ops
 from sglang_sm120.cli import bench, bench_report
 from sglang_sm120.cli import tune as room
 from sglang_sm120.errors import ConfigError, RecordError
@@ -31,20 +30,10 @@ from sglang_sm120.tuning.results import ExpertEntry
 from sglang_sm120.tuning.timing import CompileBudget
 from tests.dispatch.machines import RTX, machine
 
-FACTS = HostFacts(None, {"torch": "2.13.0"})
+pytestmark = pytest.mark.usefixtures("here")
+
 SMALL = ExpertShape(8, 8, 2, 64, 32)
 BUDGET = CompileBudget(600.0)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU on which the oracle passed its probe."""
-    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path / "cache"))
-    monkeypatch.setattr(device, "collect_facts", lambda: FACTS)
-    monkeypatch.setattr(timing, "REPEATS", 3)
-    monkeypatch.setattr(timing, "SECONDS_PER_REPEAT", 1e-3)
-    passed = {"torch_reference": Outcome("ok", "test")}
-    record.save(identity_of(FACTS), passed, passed)
 
 
 def wish(**changes: Any) -> bench.Wish:
