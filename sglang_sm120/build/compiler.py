@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from sglang_sm120 import programs
 from sglang_sm120.build import manifest, spec
 from sglang_sm120.build.toolchain import Toolchain
 from sglang_sm120.errors import UnsupportedError
@@ -47,32 +46,17 @@ def compile_library(root: Path, targets: Sequence[spec.Target], toolchain: Toolc
         environ["TMPDIR"] = scratch
         try:
             # From inside csrc, and with another name for the headers: no path of this machine gets into the library.
-            status, output = _run(command, root, environ)
+            done = programs.run(command, TIME_LIMIT_SECONDS, folder=root, environ=environ, one_stream=True)
         except subprocess.TimeoutExpired as error:
             raise UnsupportedError(
                 f"Compiling the kernels for {names} took more than {TIME_LIMIT_SECONDS} s: {toolchain.nvcc} hangs, "
                 "or the machine is overloaded."
             ) from error
-    if status != 0:
-        tail = "\n".join(output.splitlines()[-_SHOWN_LINES:])
+    if done.returncode != 0:
+        tail = "\n".join(done.stdout.splitlines()[-_SHOWN_LINES:])
         raise UnsupportedError(
             f"Compiling the kernels for {names} with {toolchain.nvcc} (CUDA {toolchain.text}) failed, "
-            f"exit status {status}:\n{tail}"
+            f"exit status {done.returncode}:\n{tail}"
         )
     version = import_module("tvm_ffi").__version__
     manifest.write(library, manifest.describe(library, spec.digest(root), targets, toolchain.version, version))
-
-
-def _run(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Run the compiler; return its exit status and output. What it started (cicc, ptxas, g++) ends with it."""
-    with subprocess.Popen(
-        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=TIME_LIMIT_SECONDS)
-        except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return process.returncode, output

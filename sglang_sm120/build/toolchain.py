@@ -12,6 +12,7 @@ from functools import cache
 from importlib import util
 from pathlib import Path
 
+from sglang_sm120 import programs
 from sglang_sm120.build.spec import MIN_CUDA
 from sglang_sm120.errors import UnsupportedError
 
@@ -93,8 +94,10 @@ def _unresolved() -> Iterator[Path]:
 
 def _version(nvcc: Path) -> tuple[int, int] | None:
     try:
-        done = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
+        done = programs.run([str(nvcc), "--version"], 60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
         return None
     match = re.search(r"release (\d+)\.(\d+)", done.stdout)
     return (int(match[1]), int(match[2])) if match else None

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sglang_sm120 import programs
 from sglang_sm120.backends.moe_table import MOE_RUNNERS
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, bad_value
@@ -187,7 +188,7 @@ def _clocks() -> str:
         return ""
     query = "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw"
     try:
-        done = subprocess.run([tool, query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20)
+        done = programs.run([tool, query, "--format=csv,noheader"], 20)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"nvidia-smi cannot be asked: {error}"
     return done.stdout.strip().replace("\n", "; ")

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from sglang_sm120 import programs
+
 _SECONDS = 300
 _MODULE = "sglang_sm120.host.parse_command"
 
@@ -28,7 +30,7 @@ def objection(arguments: Sequence[str], python: str = sys.executable) -> str | N
     """Return why the SGLang of ``python`` does not take the arguments, ``None`` if it does."""
     command = [python, "-m", _MODULE, *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+        done = programs.run(command, _SECONDS)
     except subprocess.TimeoutExpired:
         return f"its parser did not answer within {_SECONDS} s"
     if done.returncode == 0:
