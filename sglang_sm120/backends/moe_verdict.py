@@ -9,10 +9,14 @@ from packaging.version import InvalidVersion, Version
 
 from sglang_sm120.backends.moe_record import Quantization, Recommendation, Route
 from sglang_sm120.backends.moe_table import MOE_AUTO, MOE_RUNNERS, ROUTES
+from sglang_sm120.backends.operator_table import has_no_kernels_here
 from sglang_sm120.backends.record import CAPABILITIES, HostFacts, Verdict
 from sglang_sm120.backends.verdict import holds, judge
 
 AUTO = "auto"
+
+#: The runner whose kernels are SGLang's own operators (``operator_table.py``).
+_CALLS_OPERATORS = "cutlass"
 
 #: Stands for a release that cannot be told.
 _NEWEST = Version("999")
@@ -55,7 +59,7 @@ def moe_verdict(
         return None
     if route.runner is None:
         return Verdict(value, "unsupported", route.effect, "", route.source)
-    judged = judge(MOE_RUNNERS[route.runner], facts)
+    judged = _judge(route.runner, facts)
     # "take another value" is what the callers of this function say better: they name one.
     remedy = "" if judged.remedy.startswith("take ") else judged.remedy
     reason = judged.reason
@@ -107,6 +111,16 @@ def working_runners(quantization: Quantization, facts: HostFacts) -> list[str]:
 def is_ours_to_judge(facts: HostFacts) -> bool:
     """Whether the card is an SM12x that the table has rows for; on every other card SGLang is left alone."""
     return facts.is_sm12x and facts.capability in CAPABILITIES
+
+
+def _judge(runner: str, facts: HostFacts) -> Verdict:
+    """Judge a runner by its record; the one that calls SGLang's own operators also by what was installed for them."""
+    judged = judge(MOE_RUNNERS[runner], facts)
+    missing = has_no_kernels_here(facts) if runner == _CALLS_OPERATORS and judged.status == "ok" else None
+    if missing is None:
+        return judged
+    # Callers name another value, or say that there is none.
+    return replace(judged, status="unsupported", reason=f"needs SGLang's own operators, whose code {missing}")
 
 
 def _failed_probe(runner: str, facts: HostFacts) -> tuple[str, ...]:

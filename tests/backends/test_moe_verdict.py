@@ -254,3 +254,21 @@ def test_a_runner_that_failed_its_probe_of_experts_is_warned_of_under_every_valu
         assert judged is not None
         assert judged.status == "ok"
         assert any("failed sglang-sm120 probe" in warning for warning in judged.warnings) == warned
+
+
+def test_an_installed_wheel_without_code_for_the_card_is_no_runner() -> None:
+    """0.5.9 alone calls the wheel; what its library was not asked, or says of a later release, changes nothing."""
+    old, new = released(RTX, "0.5.9"), released(RTX, "0.5.14")
+    for facts, word, status in (
+        (old, None, "ok"),
+        (old, True, "ok"),
+        (old, False, "unsupported"),
+        (new, False, "ok"),
+    ):
+        asked = replace(facts, wheel_code=word)
+        assert _status("auto", "modelopt_fp4", asked) == status
+    choice = recommend_moe_runner(replace(old, wheel_code=False), "modelopt_fp4")
+    assert choice is None or choice.runner != "cutlass"
+    judged = moe_verdict("auto", "modelopt_fp4", replace(old, wheel_code=False))
+    assert judged is not None
+    assert judged.reason.endswith("was compiled for other cards than compute capability 12.0")
