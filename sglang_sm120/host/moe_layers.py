@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sglang_sm120 import ops, self_test
+from sglang_sm120 import native_moe, ops, self_test
 from sglang_sm120.backends.moe_verdict import moe_verdict
 from sglang_sm120.errors import BackendError, ConfigError, UnsupportedError, bad_value
 from sglang_sm120.failures import failed_call
@@ -119,7 +119,7 @@ def check_preparation(layer: Any, experts: Experts, inner: int) -> None:
         _require_multiple(layer, experts, inner, max(1, experts.convention.row_multiple // 2))
 
 
-def check_sizes(layer: Any, experts: Experts, hidden: int, inner: int) -> None:
+def check_sizes(layer: Any, experts: Experts, hidden: int, inner: int, count: int) -> None:
     """Refuse sizes that the kernels do not take, before memory for the weights is taken.
 
     Args:
@@ -127,10 +127,13 @@ def check_sizes(layer: Any, experts: Experts, hidden: int, inner: int) -> None:
         experts: what serves it.
         hidden: H.
         inner: intermediate size of this rank.
+        count: experts of this rank.
 
     Raises:
-        UnsupportedError: names the tensor-parallel size, and the nearest one that works.
+        UnsupportedError: names the size and its limit, or the tensor-parallel size and the nearest one that works.
     """
+    if _may_run_kernels(experts) and (excess := native_moe.beyond_limits(hidden=hidden, experts=count)):
+        raise _refusal(experts, excess)
     if hidden % BLOCK_SIZE:
         raise _refusal(experts, f"the hidden size {hidden} is no multiple of {BLOCK_SIZE}")
     _require_multiple(layer, experts, inner, BLOCK_SIZE)
@@ -157,6 +160,8 @@ def check_config(method: Any, layer: Any, config: Any, experts: Experts) -> None
         UnsupportedError: names the feature.
     """
     obstacle = unsupported(method, layer, config, experts.convention)
+    if not obstacle and _may_run_kernels(experts):
+        obstacle = native_moe.beyond_limits(top_k=config.top_k or 0)
     if obstacle:
         raise _refusal(experts, obstacle)
     experts.activation = config.activation
@@ -302,6 +307,14 @@ def _ids_are_local(layer: Any) -> bool:
     dispatcher = layer.dispatcher
     mapped = getattr(dispatcher, "local_expert_mapping", None) is not None
     return mapped and not getattr(dispatcher, "skip_local_expert_mapping", False)
+
+
+def _may_run_kernels(experts: Experts) -> bool:
+    """Whether batches of the layer may reach the CUDA kernels: ``sm120_tuned`` takes them where they run."""
+    if experts.runner != moe_tuning.VALUE:
+        return ops.moe_implementation(experts.runner) is native_moe
+    judged = moe_verdict("sm120", kind_of(experts.convention.quantization), STATE.facts) if STATE.facts else None
+    return judged is not None and judged.status == "ok"
 
 
 def _crossover(experts: Experts) -> int | None:

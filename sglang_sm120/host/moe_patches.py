@@ -135,7 +135,8 @@ def serve_layers(module: ModuleType, patcher: Patcher, *, convention: ExpertConv
             self.sm120_experts.dtype = given["params_dtype"]
             moe_layers.check_preparation(layer, self.sm120_experts, inner)
             with moe_layers.or_left_to_sglang(layer, self.sm120_experts):
-                moe_layers.check_sizes(layer, self.sm120_experts, given["hidden_size"], inner)
+                sizes = given["hidden_size"], inner, given["num_experts"]
+                moe_layers.check_sizes(layer, self.sm120_experts, *sizes)
         create(self, layer, *args, **kwargs)
 
     def create_moe_runner(self: Any, layer: Any, moe_runner_config: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.runtime_context import get_flags
 from sglang.srt.server_args import prepare_server_args
 
+from sglang_sm120 import native_moe
 from sglang_sm120.backends.moe_table import OUR_RUNNERS
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, UnsupportedError
@@ -209,3 +211,48 @@ def test_fused_shared_experts_are_experts_like_the_others() -> None:
     hidden, ids, weights = layer.batch(5)
     ids[:, -1] = 5  # SGLang appends the shared expert behind the routed ones
     assert torch.equal(layer.run(hidden, ids, weights), layer.expected(hidden, ids, weights))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (Shape(experts=1, top_k=1, hidden=12304), "the hidden size 12304 is above 12288"),
+        (Shape(experts=8208, hidden=16, inner=64), "the number of experts on this rank 8208 is above 8192"),
+        (Shape(experts=34, top_k=33), "the top_k 33 is above 32"),
+    ],
+)
+def test_sizes_above_the_limits_of_the_kernels_are_refused_before_weights_load(
+    kind: str, shape: Shape, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(self: Any) -> None:
+        raise AssertionError("weights were made")
+
+    monkeypatch.setattr(ExpertLayer, "_fill", never)
+    runs = machine(RTX, sglang="0.5.23")
+    serve_with("sm120", kind, facts=runs)
+    with pytest.raises(UnsupportedError) as refused:
+        ExpertLayer(kind, shape)
+    assert str(refused.value) == (
+        f"--moe-runner-backend='sm120' cannot be used: {words}. Or use --moe-runner-backend auto."
+    )
+    serve_with("torch_reference", kind)  # has no such limits
+    with pytest.raises(AssertionError, match="weights were made"):
+        ExpertLayer(kind, shape)
+
+
+@pytest.mark.parametrize("shape", [Shape(hidden=12304, experts=1, top_k=1), Shape(experts=34, top_k=33)])
+def test_under_sm120_tuned_sglang_serves_a_layer_above_the_limits(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ExpertLayer, "_fill", lambda self: None)
+    monkeypatch.setattr(modelopt.ModelOptNvFp4FusedMoEMethod, "process_weights_after_loading", lambda *_: None)
+    serve_with("sm120_tuned", "ModelOpt", facts=machine(RTX, sglang="0.5.23"))
+    assert "is above" in ExpertLayer("ModelOpt", shape).method.sm120_experts.left
+
+
+def test_limits_are_those_of_the_kernels() -> None:
+    header = (Path(__file__).parents[2] / "csrc/moe/config.h").read_text(encoding="utf-8")
+    constants = {name: int(value) for name, value in re.findall(r"constexpr int (kMax\w+) = (\d+);", header)}
+    ours = (native_moe.MAX_TOP_K, native_moe.MAX_PAIRS, native_moe.MAX_EXPERTS, native_moe.MAX_HIDDEN_SIZE)
+    assert ours == tuple(constants[f"kMax{name}"] for name in ("TopK", "Pairs", "Experts", "HiddenSize"))
