@@ -144,9 +144,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         _long_files_first(items)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if on_gpu and not _has_gpu():
-        for item in on_gpu:
+    gpus = _gpus() if on_gpu else 0
+    for item in on_gpu:
+        if gpus == 0:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        elif gpus == 1 and item.get_closest_marker("two_gpus"):
+            item.add_marker(pytest.mark.skip(reason="needs two GPUs"))
 
 
 def _long_files_first(items: list[pytest.Item]) -> None:
@@ -162,9 +165,9 @@ def _long_files_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (place[item.path], -counts[item.path]))
 
 
-def _has_gpu() -> bool:
+def _gpus() -> int:
     if find_spec("torch") is None:
-        return False
+        return 0
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -6,8 +6,9 @@ share the card: a start is a minute of waiting, and one by one they would take l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serve import checkpoints, contenders, tuning
-from cpu_host.server import Server
+from cpu_host.server import Launch, Server
 from sglang_sm120 import env
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.moe_table import MOE_RUNNERS
@@ -115,8 +116,15 @@ def fleet(
             problems[name] = str(error)
         else:
             launches[name] = launch
-    with contenders.Fleet(launches, START_TIMEOUT) as running:
+    with together(launches) as running:
         running.problems.update(problems)
+        yield running
+
+
+@contextmanager
+def together(launches: Mapping[str, Launch]) -> Iterator[contenders.Fleet]:
+    """Servers that are started at once; each must end without a trace."""
+    with contenders.Fleet(dict(launches), START_TIMEOUT) as running:
         yield running
         leftover = {name: server.stop() for name, server in running.servers.items()}
     assert not any(leftover.values()), leftover
@@ -144,8 +152,8 @@ def _plain(fleet: contenders.Fleet) -> dict[Served, str]:
     return {(value, kind): name for name, (role, value, kind) in named.items() if role == "server"}
 
 
-def _find(fleet: contenders.Fleet, role: str, served: Served) -> Server:
-    name = " ".join((role, *served))
+def find(fleet: contenders.Fleet, name: str) -> Server:
+    """A server by name; the test fails with the end of its log if it did not start."""
     if name in fleet.problems:
         pytest.fail(f"{name} did not start:\n{contenders.last_lines(fleet.problems[name], 40)}", pytrace=False)
     return fleet.servers[name]
@@ -154,7 +162,7 @@ def _find(fleet: contenders.Fleet, role: str, served: Served) -> Server:
 @pytest.fixture
 def server(fleet: contenders.Fleet, served: Served) -> Server:
     """The server of a value."""
-    return _find(fleet, "server", served)
+    return find(fleet, " ".join(("server", *served)))
 
 
 @pytest.fixture(scope="session")
@@ -169,13 +177,13 @@ def before_restart(fleet: contenders.Fleet) -> dict[Served, list[Numbers]]:
 @pytest.fixture
 def checked_server(fleet: contenders.Fleet, served: Served) -> Server:
     """One that compares every dense FP4 layer with the oracle."""
-    return _find(fleet, "checked_server", served)
+    return find(fleet, " ".join(("checked_server", *served)))
 
 
 @pytest.fixture
 def untuned_server(fleet: contenders.Fleet, served: Served) -> Server:
     """The same model served by the value that the tuning table chooses."""
-    return _find(fleet, "server", (CHOSEN, served[1]))
+    return find(fleet, f"server {CHOSEN} {served[1]}")
 
 
 @pytest.fixture(scope="session")

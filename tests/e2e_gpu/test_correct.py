@@ -7,28 +7,21 @@ requests (``SGLANG_SM120_VERIFY``): the first wrong result ends the server.
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 import pytest
 
-from benchmarks.serve import checkpoints, client
 from cpu_host.server import Server
 from sglang_sm120 import env
+from tests.e2e_gpu.answers import ask_many_lengths
 from tests.e2e_gpu.conftest import LAYERS
 
 #: The first test waits for a tuning table and for the start of every server.
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.timeout(1800)]
-#: Lengths of prompts on both sides of where the kernels change: one token, few, many.
-LENGTHS = (1, 7, 33, 64, 65, 200)
 
 
 def test_layers_are_right_on_the_activations_of_real_requests(checked_server: Server, served: tuple[str, str]) -> None:
-    vocab = checkpoints.GEOMETRIES[served[1]].vocab
-    for length in LENGTHS:
-        checked_server.generate(client.prompts(1, length, vocab, length)[0], 3)
-    together = asyncio.run(client.burst(checked_server.url, client.prompts(16, 20, vocab, "together"), 6, 16))
-    assert together.errors == [], checked_server.tail()
+    assert ask_many_lengths(checked_server) == [], checked_server.tail()
     reports = re.findall(rf"{env.VERIFY}: (.*)", checked_server.log())
     assert reports, checked_server.tail()
     if served[1] == "moe":
