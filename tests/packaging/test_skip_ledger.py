@@ -17,7 +17,9 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     allowed = {"skips": {"listed": 2}, "sampled": {"pairs": 0.5}}
     nothing = {"skips": {}, "sampled": {}}
     (pytester.path / "skip_ledger.json").write_text(json.dumps({"": allowed, "strict": nothing}), encoding="utf-8")
-    pytester.makeini("[pytest]\nmarkers =\n    gpu: needs a GPU\n    strict: a selection of its own\n")
+    pytester.makeini(
+        "[pytest]\nmarkers =\n    gpu: needs a GPU\n    two_gpus: two\n    strict: a selection of its own\n"
+    )
     return pytester
 
 
@@ -94,6 +96,17 @@ def test_gpu_tests_are_skipped_without_a_gpu(project: pytest.Pytester) -> None:
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["skipped: 1 for 'needs a GPU'"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(("gpus", "outcomes"), [(1, {"passed": 1, "skipped": 1}), (2, {"passed": 2})])
+def test_tests_of_two_gpus_are_skipped_with_one(project: pytest.Pytester, gpus: int, outcomes: dict[str, int]) -> None:
+    counts = f"    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda: {gpus})\n"
+    project.makepyfile(torch=f"class cuda:\n{counts}")
+    two = "@pytest.mark.gpu\n@pytest.mark.two_gpus\ndef test_two():\n    pass\n"
+    project.makepyfile(f"import pytest\n\n@pytest.mark.gpu\ndef test_one():\n    pass\n\n{two}")
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(**outcomes)
+    assert ("skipped: 1 for 'needs two GPUs'" in result.stdout.lines) == ("skipped" in outcomes)
 
 
 def test_workers_report_to_one_ledger(project: pytest.Pytester) -> None:
