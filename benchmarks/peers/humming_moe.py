@@ -4,7 +4,7 @@ Weight-only: activations stay bf16. A layer is tokens sorted by expert, gate and
 first, third and last are kernels of SGLang's (0.5.16 and later). humming compiles its own on first use. Before a layer
 is timed, one of the same sizes is held against float64, because nothing else here would notice a wrong layout.
 
-The interface was read from the wheel of 0.1.19. This has not run on a GPU yet: ``tests/benchmarks`` runs it with
+The interface was read from the wheel of 0.1.19. On an H200 the check passed; ``tests/benchmarks`` runs it with
 stand-ins.
 """
 
@@ -144,38 +144,40 @@ def call_of(geometry: Geometry, w13: Any, w2: Any) -> Layer:
     from sglang.srt.layers.moe.fused_moe_triton import moe_align_block_size
 
     tuned = [get_heuristics_config(layer.humming_config, gemm_type="indexed") for layer in (w13, w2)]
-    words = [json.dumps(config) for config in tuned]
     compute = json.dumps({"gemm_type": "indexed", "use_f16_accum": False})
 
     def call(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         pairs, top_k = ids.numel(), ids.shape[1]
-        block = block_rows(tuned[0], pairs)
+        # Given a whole table, humming compiles all of its kernels at once, of which one M needs one for each GEMM.
+        chosen = [configuration(table, pairs) for table in tuned]
+        block = chosen[0]["block_shape"][0]  # both GEMMs get it
         sorted_ids, expert_ids, padded = moe_align_block_size(ids, block, geometry.experts, ignore_invalid_expert=True)
         routing = {
             "sorted_ids": sorted_ids, "expert_ids": expert_ids, "num_tokens_padded": padded,
             "valid_shape_m": pairs, "compute_config": compute,
         }  # fmt: skip
         gate_up = hidden.new_empty(pairs, 2 * geometry.inner)
-        w13(hidden, outputs=gate_up, top_k=top_k, tuning_config=words[0], **routing)
+        w13(hidden, outputs=gate_up, top_k=top_k, tuning_config=json.dumps(chosen[0]), **routing)
         inner = hidden.new_empty(pairs, geometry.inner)
         silu_and_mul(gate_up, inner)
         down = hidden.new_empty(pairs, geometry.hidden)
-        w2(inner, outputs=down, top_k=1, tuning_config=words[1], **routing)
+        w2(inner, outputs=down, top_k=1, tuning_config=json.dumps(chosen[1]), **routing)
         out: torch.Tensor = moe_fused_mul_sum(down.view(*ids.shape, -1), weights, topk_ids=ids)
         return out
 
     return call
 
 
-def block_rows(tuned: list[Any], pairs: int) -> int:
-    """Rows of a tile that humming's table has for so many pairs of token and expert; both GEMMs get it.
+def configuration(tuned: list[Any], pairs: int) -> dict[str, Any]:
+    """What humming's table has for so many pairs of token and expert.
 
     Raises:
         ValueError: the table ends before.
     """
     for above, up_to, config in tuned:
         if above < pairs <= up_to:
-            return int(config["block_shape"][0])
+            found: dict[str, Any] = config
+            return found
     raise ValueError(bad_value("M * top_k", pairs, "humming has no configuration for it; time fewer tokens"))
 
 

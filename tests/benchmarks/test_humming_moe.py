@@ -6,6 +6,7 @@ row ``id`` of the output is row ``id // top_k`` of the input times the weight of
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -47,8 +48,9 @@ class Humming(torch.nn.Module):
 
     def forward(
         self, inputs: torch.Tensor, *, outputs: torch.Tensor, top_k: int, sorted_ids: torch.Tensor,
-        expert_ids: torch.Tensor, num_tokens_padded: torch.Tensor, **_: Any,
+        expert_ids: torch.Tensor, num_tokens_padded: torch.Tensor, tuning_config: str, **_: Any,
     ) -> None:  # fmt: skip
+        assert json.loads(tuning_config) == {"block_shape": [BLOCK, 64, 64]}  # a table would compile all its kernels
         assert int(num_tokens_padded) == len(sorted_ids)
         for position, pair in enumerate(sorted_ids.tolist()):
             if pair < len(outputs):
@@ -143,6 +145,7 @@ def test_a_package_that_is_missing_is_named_and_leaves_the_peer_out(
 
 def test_tokens_beyond_hummings_table_are_an_error() -> None:
     tuned = [(0, 8, {"block_shape": [8]}), (8, 64, {"block_shape": [16]})]
-    assert [humming_moe.block_rows(tuned, pairs) for pairs in (1, 8, 9, 64)] == [8, 8, 16, 16]
+    blocks = [humming_moe.configuration(tuned, pairs)["block_shape"] for pairs in (1, 8, 9, 64)]
+    assert blocks == [[8], [8], [16], [16]]
     with pytest.raises(ValueError, match="65"):
-        humming_moe.block_rows(tuned, 65)
+        humming_moe.configuration(tuned, 65)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from cpu_host.checkpoints import Spec, linears_per_forward
 from cpu_host.server import Server
@@ -21,6 +22,7 @@ from tests.patches import releases
 from tests.patches.releases import patched, published
 from tests.support.checkpoints import Checkpoints
 from tests.support.servers import ask, judge, launch
+from tools.envs import RELEASES
 
 pytestmark = [pytest.mark.server, pytest.mark.matrix]
 
@@ -28,13 +30,18 @@ WITNESS = Path(__file__).with_name("witness")
 SPEC = Spec(format="modelopt", bias=True)
 
 
-@pytest.mark.parametrize(
-    ("release", "value", "name"),
-    [("0.5.23", "flashinfer_b12x", "b12x"), ("0.5.11", "flashinfer_cutedsl", "cute-dsl")],
-)
-def test_a_patched_release_serves_right_without_the_package(
-    release: str, value: str, name: str, real: Catalog, tmp_path: Path
-) -> None:
+#: The value that a release's patches add, and FlashInfer's name for it.
+_CUTEDSL, _B12X = ("flashinfer_cutedsl", "cute-dsl"), ("flashinfer_b12x", "b12x")
+
+
+#: SGLang 0.5.13 to 0.5.18 ask for a card of capability 10.0 or more while weights are prepared, and nothing here
+#: stands in for that.
+SERVED = [name for name in RELEASES if not Version("0.5.13") <= Version(name) < Version("0.5.19")]
+
+
+@pytest.mark.parametrize("release", SERVED)
+def test_a_patched_release_serves_right_without_the_package(release: str, real: Catalog, tmp_path: Path) -> None:
+    value, name = _CUTEDSL if Version(release) < Version("0.5.12") else _B12X
     target, change = patched(published(release), real, tmp_path / "patched", tree=False)
     checkpoints = Checkpoints(tmp_path)
     folder, evidence = checkpoints.folder(SPEC), tmp_path / "evidence.json"
