@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+
+from cpu_host.server import free_port
 
 if TYPE_CHECKING:
     from benchmarks.moe import Geometry
@@ -34,9 +35,7 @@ def _pretend_to_serve() -> None:
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
     if distributed.model_parallel_is_initialized():
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     distributed.init_distributed_environment(1, 0, address, 0, backend)
     distributed.initialize_model_parallel()

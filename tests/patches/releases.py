@@ -21,6 +21,8 @@ from tests.patches import evidence
 from tests.patches.overlay import overlay
 
 SCRIPT = Path(__file__).with_name("patched.py")
+#: What mm_fp4 calls the values that the patches add.
+NAMES = {"flashinfer_cutedsl": "cute-dsl", "flashinfer_auto": "auto", "flashinfer_b12x": "b12x"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ def copy_of(release: Release, catalog: Catalog, folder: Path, *, tree: bool) -> 
     """A copy in which exactly the files of the release's series are real."""
     touched = [path for path in combined(catalog.series(release.name)) if path.startswith("python/")]
     return overlay(release.package, touched, folder, tree=tree)
+
+
+def added_values(change: Change) -> list[str]:
+    """The values of ``--fp4-gemm-backend`` that a release's series of patches adds."""
+    return ["flashinfer_cutedsl"] if len(change.series) == 1 else ["flashinfer_auto", "flashinfer_b12x"]
 
 
 def added_lines(hunk: Hunk) -> list[str]:

@@ -13,14 +13,11 @@ import pytest
 from sglang_sm120.upstream import operations
 from sglang_sm120.upstream.catalog import Catalog
 from sglang_sm120.upstream.target import sha256
-from tests.patches.releases import ask, copy_of, patched, published
+from tests.patches.releases import NAMES, added_values, ask, copy_of, patched, published
 from tests.patches.snapshot import snapshot
 from tools.envs import RELEASES
 
 pytestmark = pytest.mark.matrix
-
-#: What mm_fp4 calls the values that the patches add.
-NAMES = {"flashinfer_cutedsl": "cute-dsl", "flashinfer_auto": "auto", "flashinfer_b12x": "b12x"}
 
 
 @pytest.fixture(params=list(RELEASES))
@@ -78,8 +75,7 @@ def test_the_patched_release_has_the_values_and_passes_the_patches_own_tests(
     assert not answer["plugin"]
     assert answer["tests"]["ok"], answer["tests"]["report"]
     assert answer["tests"]["run"] >= 2 * len(change.series)
-    added = ["flashinfer_cutedsl"] if len(change.series) == 1 else ["flashinfer_auto", "flashinfer_b12x"]
-    for value in added:
+    for value in added_values(change):
         assert answer["choices"].count(value) == 1
         assert answer["members"][value] == NAMES[value]
         assert f"'{value}'" in answer["help"]

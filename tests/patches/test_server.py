@@ -28,12 +28,6 @@ pytestmark = [pytest.mark.server, pytest.mark.matrix]
 
 WITNESS = Path(__file__).with_name("witness")
 SPEC = Spec(format="modelopt", bias=True)
-
-
-#: The value that a release's patches add, and FlashInfer's name for it.
-_CUTEDSL, _B12X = ("flashinfer_cutedsl", "cute-dsl"), ("flashinfer_b12x", "b12x")
-
-
 #: SGLang 0.5.13 to 0.5.18 ask for a card of capability 10.0 or more while weights are prepared, and nothing here
 #: stands in for that.
 SERVED = [name for name in RELEASES if not Version("0.5.13") <= Version(name) < Version("0.5.19")]
@@ -41,8 +35,9 @@ SERVED = [name for name in RELEASES if not Version("0.5.13") <= Version(name) < 
 
 @pytest.mark.parametrize("release", SERVED)
 def test_a_patched_release_serves_right_without_the_package(release: str, real: Catalog, tmp_path: Path) -> None:
-    value, name = _CUTEDSL if Version(release) < Version("0.5.12") else _B12X
     target, change = patched(published(release), real, tmp_path / "patched", tree=False)
+    value = releases.added_values(change)[-1]
+    name = releases.NAMES[value]
     checkpoints = Checkpoints(tmp_path)
     folder, evidence = checkpoints.folder(SPEC), tmp_path / "evidence.json"
     environ = {
