@@ -15,12 +15,19 @@ from sglang_sm120.tuning import table
 
 SEAM = "ranks"
 _TABLE = "tuning table"
+_SAME_KERNELS = (
+    "Ranks with different kernels compute the same layer with different bits. Name the value on the command line and "
+    f"set no {env.FP4_GEMM_BACKEND}; where it is named already, run sglang-sm120 probe on every node, with equal cards "
+    "and versions."
+)
 #: What to do where the ranks differ in a setting.
 _REMEDIES = {
     env.VERIFY: f"Set {env.VERIFY} to the same number on every node, or on none: a step that one rank runs without its "
     "CUDA graph must have none on the others.",
     _TABLE: f"{tuning.VALUE} needs one table, so cards and versions must be equal. Copy one file of "
     f"sglang-sm120 tune --output to every node and name it in {env.TUNING_TABLE}, or take another value.",
+    FLAG: _SAME_KERNELS,
+    moe_resolution.FLAG: _SAME_KERNELS,
 }
 
 
@@ -48,6 +55,7 @@ def compare() -> None:
     users = [env.VERIFY] if env.verify_every() else []
     users += [f"{FLAG} {tuning.VALUE}"] if STATE.tuning is not None else []
     users += [f"{moe_resolution.FLAG} {tuning.VALUE}"] if _tunes_experts() else []
+    users += _kernels_of_ours()
     if not users:
         ranks.tell("settings", settings)
         return
@@ -58,7 +66,35 @@ def compare() -> None:
 
 
 def _settings() -> dict[str, str]:
-    return {env.VERIFY: str(env.verify_every()), _TABLE: _table()}
+    experts = {"": moe_choice.RUNNERS.own_target, "of the draft ": moe_choice.RUNNERS.own_draft}
+    return {
+        env.VERIFY: str(env.verify_every()),
+        _TABLE: _table(),
+        FLAG: _dense(),
+        moe_resolution.FLAG: ", ".join(f"{whose}{own or 'left to SGLang'}" for whose, own in experts.items()),
+    }
+
+
+def _dense() -> str:
+    """What multiplies dense layers, and in the releases that call SGLang's own operators, whose those are."""
+    if STATE.refusal is not None:
+        return "refused (the log of that rank says why)"
+    parts = [STATE.chosen or "left to SGLang"]
+    parts += [f"{STATE.tuning.untuned.backend} without a table entry"] if STATE.tuning is not None else []
+    parts += [f"SGLang's operators by {STATE.operators}"] if STATE.operators is not None else []
+    return ", ".join(parts)
+
+
+def _kernels_of_ours() -> list[str]:
+    """Who needs the same kernels on every rank: what this package multiplies with.
+
+    Only these are chosen by a probe record, or named by a variable that another node may not have.
+    """
+    ours = STATE.backend is not None and STATE.backend.implementation is not None
+    users = [f"{FLAG} {STATE.chosen}"] if ours else []
+    users += [f"{STATE.operators} in place of SGLang's operators"] if STATE.operators is not None else []
+    runners = {moe_choice.RUNNERS.own_target, moe_choice.RUNNERS.own_draft} - {None, tuning.VALUE}
+    return users + [f"{moe_resolution.FLAG} {runner}" for runner in sorted(filter(None, runners))]
 
 
 def _table() -> str:

@@ -152,7 +152,7 @@ def _start(device: torch.device) -> ExpertTuning:
     if found is None or own not in found.runners:
         _load(own, device, retired)
     retired = agree_on(found, facts, retired, f"{FLAG} {VALUE}")
-    own = _own(facts, retired)
+    own = _own_of_all_ranks(facts, retired)
     if problem and ranks.is_first():
         logger.warning("%s Until then SGLang's own kernels serve experts where they run here, else %s.", problem, own)
     for value, reason in retired.items():
@@ -161,6 +161,12 @@ def _start(device: torch.device) -> ExpertTuning:
     if own in retired:
         raise UnsupportedError(f"{FLAG} {VALUE} has no runner to fall back to: {own}: {retired[own]}")
     return ExpertTuning(facts, found, own, retired)
+
+
+def _own_of_all_ranks(facts: HostFacts, retired: dict[str, str]) -> str:
+    """The kernels that passed their probe on every rank: a record that one node lacks counts for none."""
+    told: list[str] = ranks.gather(_own(facts, retired))
+    return max(told, key=KERNEL_RUNNERS.index)
 
 
 def _own(facts: HostFacts, retired: dict[str, str]) -> str:

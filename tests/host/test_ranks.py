@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +15,27 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from sglang_sm120 import env
+from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.record import HostFacts
+from sglang_sm120.dispatch import Decision, Request, resolve
 from sglang_sm120.errors import ConfigError, VerificationError
 from sglang_sm120.host import agreement, moe_choice, ranks
 from sglang_sm120.host.patching import Patcher
-from sglang_sm120.host.state import STATE
+from sglang_sm120.host.state import STATE, ServingState
 from sglang_sm120.host.watch import Watcher
+from tests.dispatch.machines import SPARK, released
 from tests.host.conftest import Serving
 from tests.host.linear_layers import make_case
 from tests.host.watching import watching
 from tests.support.nvfp4 import fresh_generator
 
 SIZE = 3
+IDLE = {
+    env.VERIFY: "0",
+    "tuning table": "not used",
+    "--fp4-gemm-backend": "left to SGLang",
+    "--moe-runner-backend": "left to SGLang, of the draft left to SGLang",
+}
 
 
 class Server:
@@ -56,7 +66,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 @pytest.fixture
 def tuned() -> Iterator[Any]:
     """Puts this process under ``sm120_tuned``; the table is what a test says."""
-    STATE.tuning = SimpleNamespace(table=SimpleNamespace(digest="abc"))  # type: ignore[assignment]
+    untuned = SimpleNamespace(backend="torch_reference")
+    STATE.tuning = SimpleNamespace(table=SimpleNamespace(digest="abc"), untuned=untuned)  # type: ignore[assignment]
     STATE.facts = HostFacts((12, 0), device_name="a card")
     yield STATE.tuning
     STATE.tuning = STATE.facts = None
@@ -102,7 +113,7 @@ def test_settings_that_differ_between_nodes_stop_whoever_needs_them(
 
 def test_a_server_that_needs_no_agreement_waits_for_nobody(server: Server) -> None:
     server.on(0, agreement.compare)
-    assert server.on(1, lambda: ranks.tell("settings", {}))[0] == {env.VERIFY: "0", "tuning table": "not used"}
+    assert server.on(1, lambda: ranks.tell("settings", {}))[0] == IDLE
 
 
 def test_experts_that_go_by_a_table_are_compared_too(
@@ -111,10 +122,60 @@ def test_experts_that_go_by_a_table_are_compared_too(
     monkeypatch.setenv(env.CACHE_DIR, str(tmp_path))
     monkeypatch.setattr(moe_choice, "RUNNERS", moe_choice.Runners(own_target="sm120_tuned"))
     monkeypatch.setattr(STATE, "facts", HostFacts((12, 0), device_name="a card"))
-    other = {env.VERIFY: "0", "tuning table": "table abc for a card"}
+    other = {**agreement._settings(), "tuning table": "table abc for a card"}
     for rank in (1, 2):
         server.on(rank, lambda: ranks.tell("settings", other))
     with pytest.raises(ConfigError, match="no table for a card on rank 0, table abc for a card on ranks 1, 2"):
+        server.on(0, agreement.compare)
+
+
+def decide(server: Server, rank: int, facts: HostFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a rank resolve ``auto`` as it does at its start; it has told the others when this returns."""
+    decision = resolve(Request("auto"), facts)
+    state = ServingState()
+    state.decide(decision, facts, BACKENDS[decision.backend] if decision.backend is not None else None)
+    monkeypatch.setattr(agreement, "STATE", state)
+    server.on(rank, lambda: ranks.tell("settings", agreement._settings()))
+
+
+def test_ranks_whose_probe_records_lead_to_other_kernels_do_not_serve_together(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The experts of SGLang 0.5.9 on 12.1, for which its wheel has no code: by sm120 where that passed its probe."""
+    spark = released(SPARK, "0.5.9")
+    probed = replace(spark, probed={"sm120": "ok"})
+    for rank, facts in ((0, spark), (1, probed), (2, probed)):
+        decide(server, rank, facts, monkeypatch)
+    with pytest.raises(ConfigError) as refused:
+        server.on(2, agreement.compare)
+    text = str(refused.value)
+    assert "SGLang's operators by torch_reference on rank 0, " in text
+    assert "SGLang's operators by sm120 on ranks 1, 2. Ranks with different kernels" in text
+    decide(server, 0, probed, monkeypatch)
+    server.on(0, agreement.compare)
+
+
+def test_a_backend_of_ours_that_a_variable_names_on_one_node_is_told(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (1, 2):
+        server.on(rank, lambda: ranks.tell("settings", IDLE))
+    state = ServingState()
+    state.decide(Decision("torch_reference", "environment", True, "test"), HostFacts(None), BACKENDS["torch_reference"])
+    monkeypatch.setattr(agreement, "STATE", state)
+    different = r"--fp4-gemm-backend: torch_reference on rank 0, left to SGLang on ranks 1, 2\. .*FP4_GEMM_BACKEND"
+    with pytest.raises(ConfigError, match=different):
+        server.on(0, agreement.compare)
+
+
+@pytest.mark.parametrize("runners", [{"own_target": "sm120"}, {"own_draft": "sm120"}])
+def test_runners_of_experts_are_compared(
+    runners: dict[str, str], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (1, 2):
+        server.on(rank, lambda: ranks.tell("settings", IDLE))
+    monkeypatch.setattr(moe_choice, "RUNNERS", moe_choice.Runners(**runners))
+    with pytest.raises(ConfigError, match=r"--moe-runner-backend: .*sm120.* on rank 0, left to SGLang, of the draft"):
         server.on(0, agreement.compare)
 
 
@@ -125,8 +186,8 @@ def test_they_are_compared_before_a_model_runner_loads(server: Server, monkeypat
         def load_model(self) -> None:
             self.loaded = True
 
-    server.on(1, lambda: ranks.tell("settings", {env.VERIFY: "4", "tuning table": "not used"}))
-    server.on(2, lambda: ranks.tell("settings", {env.VERIFY: "8", "tuning table": "not used"}))
+    server.on(1, lambda: ranks.tell("settings", {**IDLE, env.VERIFY: "4"}))
+    server.on(2, lambda: ranks.tell("settings", {**IDLE, env.VERIFY: "8"}))
     monkeypatch.setenv(env.VERIFY, "8")
     module: Any = SimpleNamespace(ModelRunner=ModelRunner)
     agreement.wrap_load_model(module, Patcher())

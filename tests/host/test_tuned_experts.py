@@ -214,14 +214,15 @@ Tell = Callable[[str | None, str, dict[str, str]], tuple[str | None, str, dict[s
     "other", [lambda digest, card, retired: (None, card, retired), lambda digest, card, _: ("other", card, {})]
 )
 def test_ranks_with_different_tables_do_not_start(other: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "gather", lambda told: [told, other(*told)])
+    monkeypatch.setattr(ranks, "gather", lambda told: [told, other(*told)] if isinstance(told, tuple) else [told])
     with pytest.raises(ConfigError, match="--moe-runner-backend sm120_tuned needs the same tuning table on every rank"):
         tuned_layer("ModelOpt", ON_RTX, RTX_TIMES)
 
 
 def test_what_one_rank_cannot_use_none_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = {"sm120": "its kernels cannot be had"}
     monkeypatch.setattr(
-        ranks, "gather", lambda told: [told, (told[0], told[1], {"sm120": "its kernels cannot be had"})]
+        ranks, "gather", lambda told: [told, (*told[:2], without)] if isinstance(told, tuple) else [told]
     )
     layer = tuned_layer("ModelOpt", ON_RTX, RTX_TIMES)
     assert layer.method.sm120_experts.runner_for(1) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from sglang_sm120.backends import torch_reference
 from sglang_sm120.errors import UnsupportedError
-from sglang_sm120.host import moe_choice, moe_layers, moe_patches, moe_tuning
+from sglang_sm120.host import moe_choice, moe_layers, moe_patches, moe_tuning, ranks
 from sglang_sm120.host.moe_choice import Runners
 from sglang_sm120.host.patching import Patcher
 from sglang_sm120.tuning.expert_cases import read_experts
@@ -71,6 +72,18 @@ def test_a_batch_without_tokens_stays_here_where_sglang_serves_the_others() -> N
     layer = ExpertLayer("ModelOpt", Shape())
     assert layer.method.sm120_experts.runner_for(1) is None
     assert layer.run(*layer.batch(0)).shape == (0, 128)
+
+
+@pytest.mark.parametrize(("theirs", "own"), [("sm120", "sm120"), ("torch_reference", "torch_reference")])
+def test_experts_without_an_entry_get_what_passed_its_probe_on_every_rank(
+    theirs: str, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes, and only one of them may have a probe record."""
+    probed = replace(machine(RTX), probed_experts={"sm120": "ok"})
+    monkeypatch.setattr(moe_tuning, "_load", lambda *_: None)
+    monkeypatch.setattr(ranks, "gather", lambda told: [told, told if isinstance(told, tuple) else theirs])
+    serve_with("sm120_tuned", "ModelOpt", facts=probed)
+    assert moe_tuning.start(torch.device("cpu")).own == own
 
 
 def test_the_oracle_says_what_a_cuda_graph_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
