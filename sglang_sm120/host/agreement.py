@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from sglang_sm120 import env
+from sglang_sm120 import __version__, env
 from sglang_sm120.dispatch import FLAG
 from sglang_sm120.errors import ConfigError
 from sglang_sm120.host import moe_choice, moe_resolution, ranks, tuning
@@ -14,6 +14,7 @@ from sglang_sm120.host.state import STATE
 from sglang_sm120.tuning import table
 
 SEAM = "ranks"
+_PACKAGE = "sglang-sm120"
 _TABLE = "tuning table"
 _SAME_KERNELS = (
     "Ranks with different kernels compute the same layer with different bits. Name the value on the command line and "
@@ -22,6 +23,7 @@ _SAME_KERNELS = (
 )
 #: What to do where the ranks differ in a setting.
 _REMEDIES = {
+    _PACKAGE: "Install the same wheel on every node.",
     env.VERIFY: f"Set {env.VERIFY} to the same number on every node, or on none: a step that one rank runs without its "
     "CUDA graph must have none on the others.",
     _TABLE: f"{tuning.VALUE} needs one table, so cards and versions must be equal. Copy one file of "
@@ -60,7 +62,7 @@ def compare() -> None:
         ranks.tell("settings", settings)
         return
     told = ranks.hear("settings", settings, needed_by=" and ".join(users))
-    problems = [_difference(name, [theirs[name] for theirs in told]) for name in settings]
+    problems = [_difference(name, [theirs.get(name, "not told") for theirs in told]) for name in settings]
     if any(problems):
         raise ConfigError("The ranks of this server do not agree. " + " ".join(filter(None, problems)))
 
@@ -68,6 +70,7 @@ def compare() -> None:
 def _settings() -> dict[str, str]:
     experts = {"": moe_choice.RUNNERS.own_target, "of the draft ": moe_choice.RUNNERS.own_draft}
     return {
+        _PACKAGE: __version__,
         env.VERIFY: str(env.verify_every()),
         _TABLE: _table(),
         FLAG: _dense(),

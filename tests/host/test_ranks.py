@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from sglang_sm120 import env
+from sglang_sm120 import __version__, env
 from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.dispatch import Decision, Request, resolve
@@ -31,6 +31,7 @@ from tests.support.nvfp4 import fresh_generator
 
 SIZE = 3
 IDLE = {
+    "sglang-sm120": __version__,
     env.VERIFY: "0",
     "tuning table": "not used",
     "--fp4-gemm-backend": "left to SGLang",
@@ -109,6 +110,16 @@ def test_settings_that_differ_between_nodes_stop_whoever_needs_them(
     assert f"{env.VERIFY}: 8 on rank 0, 0 on ranks 1, 2. Set {env.VERIFY} to the same number on every node" in text
     assert "tuning table: table abc for a card on rank 0, table other for a card on ranks 1, 2." in text
     assert "sglang-sm120 tune --output" in text
+
+
+def test_a_rank_with_another_version_of_the_package_is_named(server: Server, tuned: Any) -> None:
+    """What another version tells may be about other settings."""
+    for rank in (1, 2):
+        server.on(rank, lambda: ranks.tell("settings", {"sglang-sm120": "0.0.1", env.VERIFY: "0"}))
+    with pytest.raises(ConfigError) as refusal:
+        server.on(0, agreement.compare)
+    expected = f"sglang-sm120: {__version__} on rank 0, 0.0.1 on ranks 1, 2. Install the same wheel on every node."
+    assert expected in str(refusal.value)
 
 
 def test_a_server_that_needs_no_agreement_waits_for_nobody(server: Server) -> None:
