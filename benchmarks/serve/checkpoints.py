@@ -28,6 +28,8 @@ _SCALES_RMS = math.sqrt((_SCALE_HIGH**3 - _SCALE_LOW**3) / (3 * (_SCALE_HIGH - _
 #: Activations up to this size are not clipped: their global scale is amax / (6 * 448).
 _INPUT_AMAX = 8.0
 _E2M1_MAX, _E4M3_MAX = 6.0, 448.0
+#: How much smaller the layers that write to the residual stream are where a draft is to be accepted.
+_DRAFTED_GAIN = 0.02
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class Geometry:
         intermediate: width of the MLP, or of one expert.
         experts: routed experts of a layer; 0 makes the model dense.
         experts_per_token: how many a token is sent to.
+        draft: whether one more layer, with experts too, drafts the token after the next one (multi-token prediction;
+            SGLang's ``Qwen3MoeForCausalLMMTP``). Layers add little to the residual stream then: the next token depends
+            on the last one almost alone, both for target and draft, so that random weights get drafts accepted.
     """
 
     name: str
@@ -52,6 +57,13 @@ class Geometry:
     vocab: int
     experts: int = 0
     experts_per_token: int = 0
+    draft: bool = False
+
+    def __post_init__(self) -> None:
+        if self.draft and not self.experts:
+            raise ValueError(
+                "draft=True needs experts: SGLang drafts with a layer of the checkpoint for Qwen3-MoE only"
+            )
 
     def with_layers(self, layers: int | None) -> Geometry:
         """The same with another number of layers; ``None`` keeps it."""
@@ -135,6 +147,8 @@ def _parts(geometry: Geometry, generator: torch.Generator) -> Iterator[dict[str,
     """Yield the tensors of each file."""
     for index in range(geometry.layers):
         yield dict(_layer(geometry, f"model.layers.{index}", generator))
+    if geometry.draft:
+        yield dict(_draft(geometry, generator))
     hidden, device = geometry.hidden, generator.device
 
     def normal(std: float, *shape: int) -> Tensor:
@@ -147,9 +161,20 @@ def _parts(geometry: Geometry, generator: torch.Generator) -> Iterator[dict[str,
     }
 
 
+def _draft(geometry: Geometry, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+    """The draft's layer; in front of it a projection of the last token's embedding and the target's hidden state."""
+    hidden, device = geometry.hidden, generator.device
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        yield f"mtp.{name}.weight", torch.ones(hidden, dtype=torch.bfloat16)
+    of_state = torch.randn(hidden, hidden, device=device, generator=generator) * (_DRAFTED_GAIN * hidden**-0.5)
+    yield "mtp.fc.weight", torch.cat([torch.eye(hidden, device=device), of_state], dim=1).to(torch.bfloat16)
+    yield from _layer(geometry, "mtp.layers.0", generator)
+
+
 def _layer(geometry: Geometry, prefix: str, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
     hidden, dim = geometry.hidden, geometry.head_dim
     q_width, kv_width = geometry.heads * dim, geometry.kv_heads * dim
+    added = _DRAFTED_GAIN if geometry.draft else 1.0
     for name, size in {
         "input_layernorm": hidden,
         "post_attention_layernorm": hidden,
@@ -157,30 +182,31 @@ def _layer(geometry: Geometry, prefix: str, generator: torch.Generator) -> Itera
         "self_attn.k_norm": dim,
     }.items():
         yield f"{prefix}.{name}.weight", torch.ones(size, dtype=torch.bfloat16)
-    for name, n, k in (
-        ("q_proj", q_width, hidden),
-        ("k_proj", kv_width, hidden),
-        ("v_proj", kv_width, hidden),
-        ("o_proj", hidden, q_width),
-    ):
-        yield from _linear(f"{prefix}.self_attn.{name}", n, k, generator)
+    for name, n in (("q_proj", q_width), ("k_proj", kv_width), ("v_proj", kv_width)):
+        yield from _linear(f"{prefix}.self_attn.{name}", n, hidden, generator)
+    yield from _linear(f"{prefix}.self_attn.o_proj", hidden, q_width, generator, gain=added)
     if geometry.experts:
         router = torch.randn(geometry.experts, hidden, device=generator.device, generator=generator)
         yield f"{prefix}.mlp.gate.weight", (router * hidden**-0.5).to(torch.bfloat16)
     for expert in [f".experts.{index}" for index in range(geometry.experts)] or [""]:
         for name in ("gate_proj", "up_proj"):
             yield from _linear(f"{prefix}.mlp{expert}.{name}", geometry.intermediate, hidden, generator)
-        yield from _linear(f"{prefix}.mlp{expert}.down_proj", hidden, geometry.intermediate, generator)
+        yield from _linear(f"{prefix}.mlp{expert}.down_proj", hidden, geometry.intermediate, generator, gain=added)
 
 
-def _linear(name: str, n: int, k: int, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """The four tensors of a layer: packed codes [N, K/2], block scales [N, K/16], global scales of weight and input."""
+def _linear(
+    name: str, n: int, k: int, generator: torch.Generator, *, gain: float = 1.0
+) -> Iterator[tuple[str, Tensor]]:
+    """The four tensors of a layer: packed codes [N, K/2], block scales [N, K/16], global scales of weight and input.
+
+    ``gain`` times the size of its input is the size of its output.
+    """
     device = generator.device
     spread = _SCALE_HIGH - _SCALE_LOW
     scales = torch.rand(n, k // BLOCK, device=device, generator=generator) * spread + _SCALE_LOW
     yield f"{name}.weight", torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=device, generator=generator)
     yield f"{name}.weight_scale", scales.to(torch.float8_e4m3fn)
-    yield f"{name}.weight_scale_2", torch.tensor(k**-0.5 / (_CODES_RMS * _SCALES_RMS))
+    yield f"{name}.weight_scale_2", torch.tensor(gain * k**-0.5 / (_CODES_RMS * _SCALES_RMS))
     yield f"{name}.input_scale", torch.tensor(_INPUT_AMAX / (_E2M1_MAX * _E4M3_MAX))
 
 

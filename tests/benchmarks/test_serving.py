@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.support.servers import launch
 
 TINY = Geometry("tiny", 128, 256, 1, 4, 2, 32, 512)
 TINY_MOE = Geometry("tiny experts", 128, 64, 1, 4, 2, 32, 512, experts=4, experts_per_token=2)
+TINY_DRAFT = replace(TINY_MOE, draft=True)
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +154,14 @@ def test_kernels_are_sorted_into_groups(kernel: str, group: str) -> None:
     assert profile.group_of(kernel) == group
 
 
-@pytest.mark.parametrize("geometry", [TINY, TINY_MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize("geometry", [TINY, TINY_MOE, TINY_DRAFT], ids=["dense", "moe", "draft"])
 def test_checkpoints_are_sound_and_complete(geometry: Geometry, tmp_path: Path) -> None:
     checkpoints.make(tmp_path, geometry, device="cpu")
     checked = check_checkpoint(tmp_path)
     assert [finding for finding in checked["findings"] if finding["severity"] != "info"] == []
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     linears = [name for name in index["weight_map"] if name.endswith(".weight_scale_2")]
-    assert len(linears) == 4 + 3 * max(1, geometry.experts)
+    assert len(linears) == (1 + geometry.draft) * (4 + 3 * max(1, geometry.experts))
 
 
 def test_a_contender_that_does_not_start_leaves_its_reason(tmp_path: Path) -> None:
