@@ -9,7 +9,13 @@ from __future__ import annotations
 
 
 class Sm120Error(Exception):
-    """Base of every error raised by this package."""
+    """Base of every error raised by this package.
+
+    Attributes:
+        names_call: the text says which backend failed in which layer at which sizes (``failures.py``).
+    """
+
+    names_call = False
 
 
 class FormatError(Sm120Error, ValueError):

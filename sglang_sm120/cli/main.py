@@ -100,16 +100,17 @@ def probe(
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(help="Either file of a wrong call that a server kept.")],
+    file: Annotated[Path, typer.Argument(help="A file of a wrong or failed call that a server kept.")],
     backend: Annotated[
-        str | None, typer.Option(help="Value to run it with, or `quantizer`; without it, the one that was wrong.")
+        str | None, typer.Option(help="Value to run it with, or `quantizer`; without it, the recorded one.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, max=86400, help="Seconds, compilation included.")] = 600.0,
     as_json: Json = False,
 ) -> None:
-    """Run a call that a server with SGLANG_SM120_VERIFY found wrong, alone and in a process of its own.
+    """Run a call that failed in a server, or that SGLANG_SM120_VERIFY found wrong, alone and in a process of its own.
 
-    Exits with 1 if its result is wrong here too, or if it could not be run.
+    Of a failed call the operands are random numbers, because no server can keep them then. Exits with 1 if its result
+    is wrong here, if it fails, or if it could not be run.
     """
     from sglang_sm120.cli import replay as command
 

@@ -28,12 +28,14 @@ from torch.nn import Parameter
 
 from sglang_sm120 import layout, ops, scales
 from sglang_sm120.backends import BACKENDS
-from sglang_sm120.errors import BackendError, ConfigError, bad_value
+from sglang_sm120.errors import ConfigError, bad_value
 from sglang_sm120.failures import failed_call
 from sglang_sm120.formats import BLOCK_SIZE
 from sglang_sm120.host import reload
 from sglang_sm120.host.conventions import Convention
 from sglang_sm120.host.reload import layer_name
+from sglang_sm120.host.state import STATE
+from sglang_sm120.verification.failed_file import DenseFacts
 
 
 @dataclass(frozen=True)
@@ -207,14 +209,28 @@ def forward(layer: Any, x: Any, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(x, tuple):
             return _forward_quantized(layer, prepared, x, bias)
         return _forward_rows(layer, prepared, x, bias)
-    except (torch.OutOfMemoryError, BackendError, ConfigError):
+    except (torch.OutOfMemoryError, ConfigError):
         raise  # they say who and what themselves
     except Exception as error:
-        rows = x[0] if isinstance(x, tuple) else x
-        m = rows.numel() // max(1, rows.shape[-1])
-        sizes = f"M={m} N={sum(layer.logical_widths)} K={layer.input_size_per_partition}"
+        if getattr(error, "names_call", False):  # of the backend that sm120_tuned chose
+            raise
         remedy = "Name another --fp4-gemm-backend, or run sglang-sm120 probe"
-        raise failed_call(prepared.backend, layer_name(layer), sizes, error, remedy) from error
+        call = _facts(layer, prepared, x, bias)
+        raise failed_call(prepared.backend, layer_name(layer), call, error, remedy, STATE.facts) from error
+
+
+def _facts(layer: Any, prepared: Prepared, x: Any, bias: torch.Tensor | None) -> DenseFacts:
+    """What a message and a file can say about a call after the device stopped answering."""
+    rows = x[0] if isinstance(x, tuple) else x
+    return DenseFacts(
+        operation="weight-only" if prepared.weight_only else "gemm" if isinstance(x, tuple) else "linear",
+        m=rows.numel() // max(1, rows.shape[-1]),
+        widths=tuple(group.stop - group.start for group in prepared.groups),
+        k=layer.input_size_per_partition,
+        dtype=str(layer.sm120_dtype if isinstance(x, tuple) else x.dtype).removeprefix("torch."),
+        one_alpha=isinstance(prepared.groups[0].alpha, int),
+        bias=bias is not None,
+    )
 
 
 def _forward_rows(layer: Any, prepared: Prepared, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

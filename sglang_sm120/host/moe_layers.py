@@ -26,6 +26,7 @@ from sglang_sm120.host.moe_resolution import DRAFT_FLAG, FLAG, kind_of
 from sglang_sm120.host.state import STATE
 from sglang_sm120.reference import Activation
 from sglang_sm120.tuning.expert_cases import ExpertShape
+from sglang_sm120.verification.failed_file import ExpertFacts
 
 _CLAMPS = ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "swiglu_limit")
 #: Switches of SGLang, off by default: the first since 0.5.14, the second (Nemotron-H alone) since 0.5.23.
@@ -270,9 +271,15 @@ def forward(layer: Any, experts: Experts, dispatched: Any, runner: str) -> torch
     except (torch.OutOfMemoryError, BackendError, ConfigError):
         raise  # they say who and what themselves
     except Exception as error:
-        sizes = f"{shape_of(layer, experts).label}, M={dispatched.hidden_states.shape[0]}"
         remedy = f"Name another {FLAG}, or run sglang-sm120 probe"
-        raise failed_call(runner, reload.layer_name(layer), sizes, error, remedy) from error
+        call = _facts(layer, experts, dispatched.hidden_states)
+        raise failed_call(runner, reload.layer_name(layer), call, error, remedy, STATE.facts) from error
+
+
+def _facts(layer: Any, experts: Experts, hidden: torch.Tensor) -> ExpertFacts:
+    """What a message and a file can say about a call after the device stopped answering."""
+    sizes, dtype = shape_of(layer, experts).key, str(hidden.dtype).removeprefix("torch.")
+    return ExpertFacts(hidden.shape[0], *sizes, gate_first=experts.gate_first, dtype=dtype)
 
 
 def _forward(layer: Any, experts: Experts, dispatched: Any, runner: str) -> torch.Tensor:

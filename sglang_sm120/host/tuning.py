@@ -103,7 +103,7 @@ class Tuning:
             value for value in self.table.backends if self._may_serve(value, n, k, type_name, exact=not one_alpha)
         }
         while choices := self.table.choices(padded(n), padded(k), type_name, usable):
-            plan = backend.make_plan(choices, quantizer)
+            plan = backend.make_plan(choices, quantizer, self.facts)
             plan.layers.append(name)
             told = ranks.gather(first_calls(plan, key, device))
             refused = {value: reason for theirs in told for value, reason in theirs.items()}

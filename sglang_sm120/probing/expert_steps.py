@@ -30,7 +30,7 @@ def planned(operations: ExpertOperations, plan: dict[str, Any], device: torch.de
 def steps(operations: ExpertOperations, plan: ExpertPlan, device: torch.device) -> Iterator[Step]:
     """Yield the name of each step and what it runs."""
     for index, geometry in enumerate(plan.geometries):
-        data = _Data(geometry, device)
+        data = ExpertData(geometry, device)
         for name in plan.dtypes if index == 0 else plan.dtypes[:1]:
             dtype: torch.dtype = getattr(torch, name)
             for m in plan.rows:
@@ -59,13 +59,20 @@ class _Batch:
     bound: torch.Tensor
 
 
-class _Data:
-    """A random layer and random batches from a fixed seed, so that a verdict can be repeated."""
+class ExpertData:
+    """A random layer of experts and random batches, from a seed, so that a verdict can be repeated.
 
-    def __init__(self, geometry: Geometry, device: torch.device) -> None:
+    Args:
+        geometry: sizes as they reach the kernels. Where fewer experts are here than there are, the rank is the second
+            one.
+        device: where the tensors lie; the numbers are the same everywhere.
+        seed: of the numbers.
+    """
+
+    def __init__(self, geometry: Geometry, device: torch.device, seed: int = 22) -> None:
         self.experts, self.local, self.top_k, self.hidden, self.inner, self.activation = geometry
         self.device = device
-        self._generator = torch.Generator().manual_seed(22)
+        self._generator = torch.Generator().manual_seed(seed)
         gated = self.activation == "silu"
         self.layer = Layer(
             w13=self._stack((2 if gated else 1) * self.inner, self.hidden),
@@ -77,6 +84,7 @@ class _Data:
 
     @property
     def label(self) -> str:
+        """The geometry, for the names of steps."""
         held = "" if self.local == self.experts else f"/{self.local}"
         return f"E={self.experts}{held} top {self.top_k} H={self.hidden} I={self.inner} {self.activation}"
 
@@ -90,13 +98,17 @@ class _Data:
         here = [tensor.to(self.device) for tensor in (packed, swizzled, decode / encode, encode)]
         return ExpertWeights(here[0], here[1], here[2], here[3])
 
-    def batch(self, tokens: int, dtype: torch.dtype, routing: Routing, operations: ExpertOperations) -> _Batch:
-        """Tokens of different size, router weights of which some are zero."""
-        size = torch.exp2(torch.randn(tokens, 1, generator=self._generator))
-        hidden = (torch.randn(tokens, self.hidden, generator=self._generator) * size).to(dtype).to(self.device)
-        weights = torch.rand(tokens, self.top_k, generator=self._generator)
+    def tokens(self, m: int, dtype: torch.dtype, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Hidden states [M, H] of different size, expert ids [M, top_k], router weights of which some are zero."""
+        size = torch.exp2(torch.randn(m, 1, generator=self._generator))
+        hidden = (torch.randn(m, self.hidden, generator=self._generator) * size).to(dtype).to(self.device)
+        weights = torch.rand(m, self.top_k, generator=self._generator)
         weights[::4, -1] = 0
-        ids, weights = routing(tokens).to(self.device), weights.to(self.device)
+        return hidden, routing(m).to(self.device), weights.to(self.device)
+
+    def batch(self, m: int, dtype: torch.dtype, routing: Routing, operations: ExpertOperations) -> _Batch:
+        """Tokens, and what is right for them."""
+        hidden, ids, weights = self.tokens(m, dtype, routing)
         layer = self.layer
         between = dtype if operations.rounds_between else None
         exact, bound = expert_bound.expected(
@@ -144,7 +156,7 @@ class _Data:
 
 
 def _check(
-    operations: ExpertOperations, data: _Data, m: int, dtype: torch.dtype, routing: Routing, repeats: int
+    operations: ExpertOperations, data: ExpertData, m: int, dtype: torch.dtype, routing: Routing, repeats: int
 ) -> None:
     """One problem on memory full of NaN, several times."""
     batch = data.batch(m, dtype, routing, operations)
@@ -155,7 +167,7 @@ def _check(
         check_product(out, batch.exact, batch.bound)
 
 
-def _burst(operations: ExpertOperations, data: _Data, plan: ExpertPlan) -> None:
+def _burst(operations: ExpertOperations, data: ExpertData, plan: ExpertPlan) -> None:
     """Calls of mixed M without a wait: kernels that overlap where they must not show it only then."""
     batches = _mixed(operations, data, plan)
     results = [operations.moe(b.hidden, b.ids, b.weights, data.layer) for b in batches]
@@ -163,7 +175,7 @@ def _burst(operations: ExpertOperations, data: _Data, plan: ExpertPlan) -> None:
         check_product(out, batch.exact, batch.bound)
 
 
-def _graph(operations: ExpertOperations, data: _Data, plan: ExpertPlan) -> None:
+def _graph(operations: ExpertOperations, data: ExpertData, plan: ExpertPlan) -> None:
     """The same inside a captured graph, replayed on results that were overwritten."""
     batches = _mixed(operations, data, plan)
 
@@ -179,7 +191,7 @@ def _graph(operations: ExpertOperations, data: _Data, plan: ExpertPlan) -> None:
             check_product(out, batch.exact, batch.bound)
 
 
-def _mixed(operations: ExpertOperations, data: _Data, plan: ExpertPlan) -> list[_Batch]:
+def _mixed(operations: ExpertOperations, data: ExpertData, plan: ExpertPlan) -> list[_Batch]:
     rows = [m for m in plan.rows if m <= 256]
     dtype: torch.dtype = getattr(torch, plan.dtypes[0])
     return [data.batch(rows[i % len(rows)], dtype, data.random, operations) for i in range(plan.burst)]

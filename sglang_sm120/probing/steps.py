@@ -26,7 +26,7 @@ def planned(operations: Operations, plan: dict[str, Any], device: torch.device) 
 
 def steps(operations: Operations, plan: Plan, device: torch.device) -> Iterator[Step]:
     """Yield the name of each step and what it runs: the quantizer alone first, then products, then both in a row."""
-    data = _Data(device)
+    data = DenseData(device)
     if operations.quantize is not None and operations.judges_quantizer:
         for k in plan.widths:
             for m in plan.rows:
@@ -52,10 +52,18 @@ def steps(operations: Operations, plan: Plan, device: torch.device) -> Iterator[
             yield f"CUDA graph N={n} K={k}", lambda w=weight: _graph(operations, data, w, plan)  # type: ignore[misc]
 
 
-class _Weight:
-    """A random weight with one global scale, and with one for each column."""
+class DenseWeight:
+    """A random weight with one global scale, and with one for each column.
 
-    def __init__(self, data: _Data, n: int, k: int) -> None:
+    Attributes:
+        packed: e2m1 codes, uint8 [N, K/2].
+        scales: e4m3 bytes in the 128x4 swizzle.
+        alpha: float32 [].
+        alphas: float32 [N].
+        bias: float32 [N].
+    """
+
+    def __init__(self, data: DenseData, n: int, k: int) -> None:
         self.n, self.k = n, k
         self.packed = data.bytes(0, 256, n, k // 2)
         scales = data.bytes(0x18, 0x60, n, k // 16)
@@ -66,26 +74,35 @@ class _Weight:
         self.bias = data.normal(n, 1).flatten()
 
     def epilogue(self, per_column: bool, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Alpha and bias: in each column, or one alpha and no bias."""
         return (self.alphas, self.bias.to(dtype)) if per_column else (self.alpha, None)
 
 
-class _Data:
-    """Random numbers from a fixed seed, so that a verdict can be repeated."""
+class DenseData:
+    """Random operands of dense layers, from a seed, so that a verdict can be repeated.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: where they lie; the numbers are the same everywhere.
+        seed: of the numbers.
+    """
+
+    def __init__(self, device: torch.device, seed: int = 20) -> None:
         self.device = device
-        self._generator = torch.Generator().manual_seed(20)
-        self._weights: dict[tuple[int, int], _Weight] = {}
+        self._generator = torch.Generator().manual_seed(seed)
+        self._weights: dict[tuple[int, int], DenseWeight] = {}
 
     def bytes(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        """Bytes of ``[low, high)``."""
         return torch.randint(low, high, shape, dtype=torch.uint8, generator=self._generator).to(self.device)
 
     def normal(self, *shape: int) -> torch.Tensor:
+        """Normal float32 numbers."""
         return torch.randn(*shape, generator=self._generator).to(self.device)
 
-    def weight(self, n: int, k: int) -> _Weight:
+    def weight(self, n: int, k: int) -> DenseWeight:
+        """The weight of these sizes, made once."""
         if (n, k) not in self._weights:
-            self._weights[n, k] = _Weight(self, n, k)
+            self._weights[n, k] = DenseWeight(self, n, k)
         return self._weights[n, k]
 
     def activation(self, m: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,7 +120,7 @@ def poison(device: torch.device, *sizes: int) -> None:
     del junk
 
 
-def _quantizer(operations: Operations, data: _Data, m: int, k: int) -> None:
+def _quantizer(operations: Operations, data: DenseData, m: int, k: int) -> None:
     assert operations.quantize is not None
     x, scale = data.activation(m, k, torch.bfloat16)
     rows, columns = padded_scale_shape(m, k // 16)
@@ -113,7 +130,9 @@ def _quantizer(operations: Operations, data: _Data, m: int, k: int) -> None:
         check_quantized(x, scale * factor, packed, scales)
 
 
-def _products(operations: Operations, data: _Data, weight: _Weight, m: int, dtype: torch.dtype, repeats: int) -> None:
+def _products(
+    operations: Operations, data: DenseData, weight: DenseWeight, m: int, dtype: torch.dtype, repeats: int
+) -> None:
     """Products of operands that the oracle quantized, on memory full of NaN."""
     assert operations.gemm is not None
     x, scale = data.activation(m, weight.k, dtype)
@@ -126,7 +145,9 @@ def _products(operations: Operations, data: _Data, weight: _Weight, m: int, dtyp
         check_product(operations.gemm(*operands), exact, bound)
 
 
-def _linear(operations: Operations, data: _Data, weight: _Weight, m: int, dtype: torch.dtype, repeats: int) -> None:
+def _linear(
+    operations: Operations, data: DenseData, weight: DenseWeight, m: int, dtype: torch.dtype, repeats: int
+) -> None:
     """The fused operator computes what its own quantizer and an exact product would."""
     assert operations.linear is not None
     assert operations.quantize is not None
@@ -139,12 +160,12 @@ def _linear(operations: Operations, data: _Data, weight: _Weight, m: int, dtype:
         check_product(operations.linear(x, weight.packed, weight.scales, scale, alpha, bias), exact, bound)
 
 
-def _burst(operations: Operations, data: _Data, weight: _Weight, plan: Plan) -> None:
+def _burst(operations: Operations, data: DenseData, weight: DenseWeight, plan: Plan) -> None:
     """Many launches of mixed M without a wait: a race with the quantizer shows only then (flashinfer#2708)."""
     _check_all(_launches(operations, data, weight, plan)(), weight)
 
 
-def _graph(operations: Operations, data: _Data, weight: _Weight, plan: Plan) -> None:
+def _graph(operations: Operations, data: DenseData, weight: DenseWeight, plan: Plan) -> None:
     """The same inside a captured graph, replayed on results that were overwritten."""
     launch = _launches(operations, data, weight, plan)
     graph, results = captured(launch)
@@ -158,7 +179,7 @@ def _graph(operations: Operations, data: _Data, weight: _Weight, plan: Plan) -> 
 _Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"]
 
 
-def _launches(operations: Operations, data: _Data, weight: _Weight, plan: Plan) -> Callable[[], list[_Result]]:
+def _launches(operations: Operations, data: DenseData, weight: DenseWeight, plan: Plan) -> Callable[[], list[_Result]]:
     quantize, gemm = operations.quantize, operations.gemm
     assert quantize is not None
     assert gemm is not None
@@ -179,7 +200,7 @@ def _launches(operations: Operations, data: _Data, weight: _Weight, plan: Plan) 
     return launch
 
 
-def _check_all(results: list[_Result], weight: _Weight) -> None:
+def _check_all(results: list[_Result], weight: DenseWeight) -> None:
     for out, a, a_scale, alpha, bias in results:
         shape = padded_scale_shape(a.shape[0], weight.k // 16)
         scales = a_scale.view(torch.uint8).reshape(shape)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from sglang_sm120 import ops
 from sglang_sm120.backends import BACKENDS
+from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, Sm120Error
 from sglang_sm120.failures import failed_call
 from sglang_sm120.probing.operations import Gemm, Linear, of_subject
 from sglang_sm120.tuning.table import by_rows
+from sglang_sm120.verification.failed_file import DenseFacts
 
 #: N, K, type of the result, and whether one alpha serves all columns (else each column has its own).
 Key = tuple[int, int, torch.dtype, bool]
@@ -35,6 +37,7 @@ class Plan:
         values: backend by M; the last entry serves any larger M.
         linears, gemms: the functions behind ``values``, in the same order.
         layers: names of the layers, for messages.
+        machine: facts from the start of the server, for the file of a call that fails.
     """
 
     choices: Mapping[int, str]
@@ -42,6 +45,7 @@ class Plan:
     linears: tuple[Linear, ...]
     gemms: tuple[Gemm, ...]
     layers: list[str] = field(default_factory=list)
+    machine: HostFacts | None = None
 
 
 _PLANS: dict[Key, Plan] = {}
@@ -62,12 +66,13 @@ def forget_plans() -> None:
     _PLANS.clear()
 
 
-def make_plan(choices: Mapping[int, str], quantizer: str | None) -> Plan:
+def make_plan(choices: Mapping[int, str], quantizer: str | None, machine: HostFacts | None = None) -> Plan:
     """Bind the functions behind the choices.
 
     Args:
         choices: backend by measured M, not empty.
         quantizer: the backend of ours that quantizes for FlashInfer's kernels, ``None`` for FlashInfer's own quantizer.
+        machine: facts from the start of the server; without them a call that fails is not kept.
 
     Raises:
         ImportError: FlashInfer is missing or broken.
@@ -77,7 +82,7 @@ def make_plan(choices: Mapping[int, str], quantizer: str | None) -> Plan:
     # Some kernels take no operand without rows.
     linears = [_no_rows_linear, *(pairs[value][0] for value in values[1:])]
     gemms = [_no_rows_gemm, *(pairs[value][1] for value in values[1:])]
-    return Plan(dict(choices), tuple(values), tuple(linears), tuple(gemms))
+    return Plan(dict(choices), tuple(values), tuple(linears), tuple(gemms), machine=machine)
 
 
 def linear(
@@ -115,7 +120,7 @@ def linear(
     except torch.OutOfMemoryError:
         raise  # says what it is, and no backend is to blame
     except Exception as error:
-        raise _failed(plan, index, m, n, k, error) from error
+        raise _failed(plan, index, _facts("linear", m, n, k, x.dtype, alpha, bias), error) from error
     return out
 
 
@@ -139,7 +144,7 @@ def gemm(
     except torch.OutOfMemoryError:
         raise  # says what it is, and no backend is to blame
     except Exception as error:
-        raise _failed(plan, index, m, n, k, error) from error
+        raise _failed(plan, index, _facts("gemm", m, n, k, out_dtype, alpha, bias), error) from error
     return out
 
 
@@ -193,12 +198,22 @@ def _no_plan(n: int, k: int, dtype: torch.dtype) -> ConfigError:
     )
 
 
-def _failed(plan: Plan, index: int, m: int, n: int, k: int, error: Exception) -> Sm120Error:
+def _facts(
+    operation: Literal["linear", "gemm"],
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    alpha: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> DenseFacts:
+    name = str(dtype).removeprefix("torch.")
+    return DenseFacts(operation, m, (n,), k, name, one_alpha=alpha.numel() == 1, bias=bias is not None)
+
+
+def _failed(plan: Plan, index: int, call: DenseFacts, error: Exception) -> Sm120Error:
     others = f" and {len(plan.layers) - 1} more" if len(plan.layers) > 1 else ""
-    return failed_call(
-        f"{plan.values[index]}, which sm120_tuned chose for M={m},",
-        f"{plan.layers[0]}{others}",
-        f"M={m} N={n} K={k}",
-        error,
-        "Name another backend, or run sglang-sm120 probe and tune again",
-    )
+    remedy = "Name another backend, or run sglang-sm120 probe and tune again"
+    chosen = f", which sm120_tuned chose for M={call.m},"
+    layers = f"{plan.layers[0]}{others}"
+    return failed_call(plan.values[index], layers, call, error, remedy, plan.machine, chosen=chosen)

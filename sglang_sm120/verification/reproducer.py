@@ -30,10 +30,12 @@ from sglang_sm120.verification.call import OPERANDS, Call, Operation
 from sglang_sm120.verification.expert_call import ExpertCall
 
 SCHEMA = 1
+KIND = "wrong call"
 #: In the cache folder.
 FOLDER = "verify"
 #: A language-model head (N = 256,000, K = 16,384) with 4096 rows of it has 3 GB.
 MAX_BYTES = 4 * 2**30
+_WHICH = "name the file that the error of a server names"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 #: Tensors beside the operands: what the backend returned.
 _RESULTS: Mapping[Operation | Literal["moe"], tuple[str, ...]] = {
@@ -86,7 +88,7 @@ def write(case: Reproducer) -> Path:
     _write_bytes(path.with_suffix(".safetensors"), data)
     description: dict[str, Any] = {
         "schema": SCHEMA,
-        "kind": "wrong call",
+        "kind": KIND,
         "created": kept.now(),
         "operation": case.call.operation,
         "out_dtype": _name(case.call.out_dtype),
@@ -101,21 +103,29 @@ def write(case: Reproducer) -> Path:
     return path
 
 
+def described(path: Path) -> Fields:
+    """Open the description of a case, of whichever kind; ``path`` may name the file of its tensors.
+
+    Raises:
+        RecordError: there is none, or it is not written as the user's own.
+    """
+    if not path.name:
+        raise RecordError(f"{path} is no file: {_WHICH}.")
+    try:
+        return records.read_json(path.with_suffix(".json"))
+    except FileNotFoundError as error:
+        raise RecordError(f"{path.with_suffix('.json')} does not exist: {_WHICH}.") from error
+
+
 def read(path: Path) -> Reproducer:
     """Read a case; ``path`` names either of its two files.
 
     Raises:
         RecordError: a file is missing, too large, writable by others, or not exactly what :func:`write` writes.
     """
-    if not path.name:
-        raise RecordError(f"{path} is no file: name a file that a server with {env.VERIFY} wrote.")
-    described = path.with_suffix(".json")
-    try:
-        fields = records.read_json(described)
-    except FileNotFoundError as error:
-        raise RecordError(f"{described} does not exist: name a file that a server with {env.VERIFY} wrote.") from error
+    fields = described(path)
     fields.schema(SCHEMA)
-    fields.text("kind", ("wrong call",))
+    fields.text("kind", (KIND,))
     fields.text("created")
     operation: Any = fields.text("operation", tuple(_RESULTS))
     out_dtype = _DTYPES[fields.text("out_dtype", tuple(_DTYPES))]

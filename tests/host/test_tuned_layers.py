@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +23,7 @@ import torch
 
 from cpu_host.kernels import build
 from cpu_host.kernels.library import EmulatedLibrary
-from sglang_sm120 import native, ops, reference
+from sglang_sm120 import env, native, ops, reference
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.dispatch import untuned
 from sglang_sm120.errors import BackendError, ConfigError, UnsupportedError
@@ -29,11 +31,14 @@ from sglang_sm120.host import ranks, tuning
 from sglang_sm120.host.state import STATE
 from sglang_sm120.host.tuning import Tuning
 from sglang_sm120.layout import ScaleLayout
+from sglang_sm120.probing.operations import of_subject
 from sglang_sm120.records import identity_of
 from sglang_sm120.tuning import backend, first_calls
 from sglang_sm120.tuning.choice import Timing, choose
 from sglang_sm120.tuning.results import Entry
 from sglang_sm120.tuning.table import TuningTable
+from sglang_sm120.verification import failed_file, failed_replay, replay
+from sglang_sm120.verification.failed_file import DenseFacts
 from tests.dispatch.machines import RTX, machine
 from tests.host.conftest import Serving
 from tests.host.linear_layers import Case, make_case
@@ -302,18 +307,36 @@ def test_a_backend_that_refuses_its_first_call_is_replaced_before_it_serves(
     assert "M<=8 sm120, above torch_reference (results of a token depend on M: not batch-invariant)" in caplog.text
 
 
-def test_an_error_while_serving_names_backend_layer_and_shape(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [(RuntimeError("CUDA error: misaligned address"), BackendError), (UnsupportedError("no kernel"), UnsupportedError)],
+)
+def test_an_error_while_serving_names_backend_layer_and_shape_and_is_kept_once(
+    raised: Exception, kind: type[Exception], serving: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The backend is the one that was chosen, also where the error is of a type that others would wrap."""
+    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path / "cache"))
     tune(serving, *entries(N, K, TIMES))
     case = make_case("modelopt", K, [N], fresh_generator())
+    library = native._library
 
     def fails(device: object) -> None:
-        raise RuntimeError("CUDA error: misaligned address")
+        raise raised
 
     monkeypatch.setattr(native, "_library", fails)
-    with pytest.raises(BackendError, match=r"sm120, which .* failed in Module \(N=64\), M=2 N=64 K=128: Runt"):
+    with pytest.raises(kind) as seen:
         case.run(torch.ones(2, K, dtype=torch.bfloat16))
+    named = r"sm120, which sm120_tuned chose for M=2, failed in Module \(N=64\), M=2 N=64 K=128: \w+: .* replay (\S+)"
+    told = re.fullmatch(named, str(seen.value))
+    assert told, str(seen.value)
+    (path,) = (tmp_path / "cache" / failed_file.FOLDER).iterdir()
+    assert told[1] == str(path)
+    kept = replay.read(path)
+    assert (kept.backend, kept.layer, kept.identity) == ("sm120", "Module (N=64)", identity_of(FACTS))
+    assert kept.call == DenseFacts("linear", 2, (N,), K, "bfloat16", one_alpha=True, bias=False)
+    monkeypatch.setattr(native, "_library", library)
+    for _, step in failed_replay.steps(of_subject("sm120"), {"path": str(path)}, torch.device("cpu")):
+        step()  # would raise
 
 
 def test_a_cuda_error_of_a_first_call_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

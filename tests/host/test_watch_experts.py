@@ -18,9 +18,9 @@ from sglang.srt.layers.quantization import modelopt_quant
 
 from cpu_host.kernels import build
 from cpu_host.kernels.library import EmulatedLibrary
-from sglang_sm120 import env, native, ops
+from sglang_sm120 import env, native
 from sglang_sm120.backends import torch_reference
-from sglang_sm120.errors import BackendError, UnsupportedError, VerificationError
+from sglang_sm120.errors import VerificationError
 from sglang_sm120.host import moe_choice, moe_layers, watch_experts, watch_patches
 from sglang_sm120.host.conventions import EXPERT_CONVENTIONS
 from sglang_sm120.host.moe_choice import Runners
@@ -32,10 +32,8 @@ from sglang_sm120.verification.expert_call import ExpertCall
 from tests.dispatch.machines import RTX, machine
 from tests.host.conftest import Serving
 from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
-from tests.host.linear_layers import make_case
 from tests.host.watching import watching
 from tests.probing.faulty_experts import as_grouped_gemms
-from tests.support.nvfp4 import fresh_generator
 
 Tensor = torch.Tensor
 NAME = "model.layers.7.mlp.experts"
@@ -278,40 +276,3 @@ def test_experts_get_their_place_in_the_model(monkeypatch: pytest.MonkeyPatch) -
     watch_patches.name_layers(module, Patcher(), seam="watch names")
     module.DefaultModelLoader.load_weights_and_postprocess(torch.nn.Sequential(layer.layer))
     assert layer.layer.sm120_name == "0"
-
-
-# --- a call that fails -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("raised", "kind"),
-    [(RuntimeError("CUDA error: misaligned address"), BackendError), (UnsupportedError("no kernel"), UnsupportedError)],
-)
-def test_a_failing_call_names_who_where_and_what(
-    raised: Exception, kind: type[Exception], serving: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> Tensor:
-        raise raised
-
-    experts = named_layer("ModelOpt", Shape())
-    given = experts.batch(4)
-    monkeypatch.setattr(torch_reference, "moe", fails)
-    with pytest.raises(kind) as seen:
-        experts.run(*given)
-    late = "CUDA_LAUNCH_BLOCKING" in str(seen.value)
-    assert str(seen.value).startswith(
-        "torch_reference failed in Module, 6 experts, top 3, H=128 I=64 silu, M=4: " + type(raised).__name__
-    )
-    assert late == ("CUDA error" in str(raised))
-    serving.decide("torch_reference")
-    case = make_case("modelopt", 64, [32], fresh_generator())
-    monkeypatch.setattr(torch_reference, "linear", fails)
-    with pytest.raises(kind, match=rf"torch_reference failed in Module \(N=32\), M=2 N=32 K=64: .*{env.VERIFY}=1 chec"):
-        case.run(torch.ones(2, 64, dtype=torch.bfloat16))
-    monkeypatch.setattr(ops, "nvfp4_moe", lambda *_: fails_for_memory())
-    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory$"):
-        experts.run(*given)
-
-
-def fails_for_memory() -> Tensor:
-    raise torch.OutOfMemoryError("CUDA out of memory")

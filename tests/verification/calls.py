@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 
 import torch
 
 from cpu_host.runtime import mutations
 from sglang_sm120 import reference, scales
+from sglang_sm120.errors import UnsupportedError
 from sglang_sm120.layout import ScaleLayout
 from sglang_sm120.probing.expert_operations import ExpertOperations, Layer, of_runner
 from sglang_sm120.probing.operations import Operations, of_subject
@@ -91,3 +94,45 @@ def shifted_ids(runner: str) -> ExpertOperations:
         return right.moe(hidden, ids.roll(1, 1), weights, layer)
 
     return replace(right, moe=moe)
+
+
+def failing(subject: str) -> Operations:
+    """A factory for a child: fails as a kernel does."""
+    return Operations(linear=_misaligned, column_alpha=True)
+
+
+def refusing(subject: str) -> Operations:
+    """A factory for a child: refuses every call."""
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise UnsupportedError("no kernel")
+
+    return Operations(linear=refuse, column_alpha=True)
+
+
+def without_memory(subject: str) -> Operations:
+    """A factory for a child: the card is full."""
+
+    def full(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return Operations(linear=full, column_alpha=True)
+
+
+def failing_experts(runner: str) -> ExpertOperations:
+    """:func:`failing` for a runner of experts."""
+    return ExpertOperations(_misaligned)
+
+
+def killed_experts(runner: str) -> ExpertOperations:
+    """A factory for a child, whose process a call ends."""
+
+    def end(*_: object) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        raise AssertionError
+
+    return ExpertOperations(end)
+
+
+def _misaligned(*_: object) -> torch.Tensor:
+    raise RuntimeError("misaligned address")

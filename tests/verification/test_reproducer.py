@@ -196,12 +196,12 @@ def test_a_file_that_others_may_write_is_not_trusted() -> None:
 
 @pytest.mark.parametrize("path", [".", "/"])
 def test_a_folder_is_no_case(path: str) -> None:
-    with pytest.raises(RecordError, match="is no file: name a file that a server with"):
+    with pytest.raises(RecordError, match="is no file: name the file that the error of a server names"):
         reproducer.read(Path(path))
 
 
 def test_a_file_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=f"does not exist: name a file that a server with {env.VERIFY}"):
+    with pytest.raises(RecordError, match="does not exist: name the file that the error of a server"):
         reproducer.read(tmp_path / "none.json")
 
 
