@@ -7,10 +7,12 @@ import sys
 
 import torch
 
-from sglang_sm120.errors import BackendError
+from sglang_sm120.errors import Sm120Error
+from sglang_sm120.failures import failed_call
 from sglang_sm120.layout import align_rows, padded_scale_shape
 from sglang_sm120.probing.operations import Linear, of_subject
 from sglang_sm120.tuning.backend import Key, Plan
+from sglang_sm120.verification.failed_file import DenseFacts
 
 logger = logging.getLogger("sglang_sm120")
 
@@ -35,6 +37,7 @@ def first_calls(plan: Plan, key: Key, device: torch.device) -> dict[str, str]:
         torch.OutOfMemoryError: there is no room for one row, nor would there be for serving.
     """
     n, k, dtype, one_alpha = key
+    name = str(dtype).removeprefix("torch.")
     rows = sorted(plan.choices, reverse=True)
     most = min(rows[0], _rows_that_fit(n, k, dtype, device))
     x = torch.zeros(most, k, dtype=dtype, device=device)
@@ -57,7 +60,11 @@ def first_calls(plan: Plan, key: Key, device: torch.device) -> dict[str, str]:
             raise
         except Exception as error:  # noqa: BLE001 - backends refuse a case by exceptions of any type
             problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        _require_sound(device, f"{value} for M={m} N={n} K={k} (layer {plan.layers[0]})")
+        try:
+            _wait(device)
+        except RuntimeError as error:
+            call = DenseFacts("linear", fitting, (n,), k, name, one_alpha, bias=False)
+            raise _failed(value, plan, call, error) from error
         if problem:
             refused[value] = f"{problem} (M={m})"
         elif fitting < m:
@@ -102,11 +109,13 @@ def _free_bytes(device: torch.device) -> int | None:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def _require_sound(device: torch.device, what: str) -> None:
+def _wait(device: torch.device) -> None:
     """Wait for the call; a refusal launches nothing, a CUDA error leaves nothing to fall back to."""
-    if device.type != "cuda":
-        return
-    try:
+    if device.type == "cuda":
         torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        raise BackendError(f"The first call of {what} ended in a CUDA error: {error}") from error
+
+
+def _failed(value: str, plan: Plan, call: DenseFacts, error: Exception) -> Sm120Error:
+    remedy = "Name another backend, or run sglang-sm120 probe and tune again"
+    chosen = ", called while weights load,"
+    return failed_call(value, plan.layers[0], call, error, remedy, plan.machine, chosen=chosen)

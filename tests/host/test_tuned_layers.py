@@ -339,13 +339,24 @@ def test_an_error_while_serving_names_backend_layer_and_shape_and_is_kept_once(
         step()  # would raise
 
 
-def test_a_cuda_error_of_a_first_call_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(device: object) -> None:
-        raise RuntimeError("an illegal memory access was encountered")
-
+def test_a_cuda_error_of_a_first_call_ends_the_process_and_is_kept(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It shows when the device is waited for, not in the call."""
+    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path / "cache"))
+    wait = first_calls._wait
+    monkeypatch.setattr(first_calls, "_wait", lambda _: wait(torch.device("cuda")))
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
-    with pytest.raises(BackendError, match="sm120 for M=1.*illegal memory"):
-        first_calls._require_sound(torch.device("cuda"), "sm120 for M=1")
+    tune(serving, *entries(N, K, {8: {"sm120": 1}}))
+    failed = r"sm120, called while weights load, failed in Module \(N=64\), M=8 N=64 K=128: .*illegal memory"
+    with pytest.raises(BackendError, match=failed) as seen:
+        make_case("modelopt", K, [N], fresh_generator())
+    kept = replay.read(Path(str(seen.value).rpartition(" ")[2]))
+    assert (kept.backend, kept.call) == ("sm120", DenseFacts("linear", 8, (N,), K, "bfloat16", True, bias=False))
+
+
+def broken(device: object) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def test_one_graph_of_torch_compile_serves_every_m(serving: Serving, calls: list[str]) -> None:
