@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from sglang_sm120 import native
+from sglang_sm120.backends.expert_limits import MAX_PAIRS, MAX_TOP_K
 from sglang_sm120.errors import FormatError, bad_value
 from sglang_sm120.native import start as start
 from sglang_sm120.reference import Activation, ExpertWeights
@@ -19,29 +20,7 @@ from sglang_sm120.reference import Activation, ExpertWeights
 #: The kernels are made for few tokens. Where other kernels run too, larger batches go to those. Measured nowhere on
 #: SM12x yet; it is the number of tokens up to which every expert's rows fit the smallest token tiles.
 MOST_TOKENS = 64
-#: Limits of one launch (csrc/moe/config.h). Experts are those held by this process.
-MAX_PAIRS = 4096
-MAX_TOP_K = 32
-MAX_EXPERTS = 8192
-MAX_HIDDEN_SIZE = 12288
-
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "relu2": 1}
-
-
-def beyond_limits(*, hidden: int = 0, experts: int = 0, top_k: int = 0) -> str:
-    """Say which size of a layer is larger than the kernels take; empty if none is.
-
-    Args:
-        hidden: H.
-        experts: E, held by this process.
-        top_k: experts of a token.
-    """
-    sizes = (
-        ("hidden size", hidden, MAX_HIDDEN_SIZE),
-        ("number of experts on this rank", experts, MAX_EXPERTS),
-        ("top_k", top_k, MAX_TOP_K),
-    )
-    return next((f"the {name} {size} is above {most}" for name, size, most in sizes if size > most), "")
 
 
 def moe(

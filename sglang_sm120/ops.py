@@ -83,6 +83,38 @@ def start_moe(backend: str, device: torch.device) -> None:
     _start(moe_implementation(backend), device)
 
 
+def moe_dtypes(backend: str) -> tuple[torch.dtype, ...]:
+    """Which activations a MoE runner of ours takes."""
+    taken: tuple[torch.dtype, ...] = getattr(moe_implementation(backend), "DTYPES", (torch.bfloat16, torch.float16))
+    return taken
+
+
+def wants_up_first(backend: str) -> bool:
+    """Whether a MoE runner of ours takes ``gate_first=False`` alone."""
+    return bool(getattr(moe_implementation(backend), "UP_FIRST_ONLY", False))
+
+
+def prepare_moe(backend: str, w13: ExpertWeights, w2: ExpertWeights, top_k: int, activation: str) -> bool:
+    """Let a MoE runner of ours make what it keeps for one layer; its module may have a function ``prepare``.
+
+    Args:
+        backend: the runner.
+        w13, w2: the operands of ``nvfp4_moe``.
+        top_k: experts of a token.
+        activation: ``silu`` or ``relu2``.
+
+    Returns:
+        Whether it keeps anything.
+
+    Raises:
+        UnsupportedError: the runner does not take the layer.
+    """
+    keep: Callable[..., None] | None = getattr(moe_implementation(backend), "prepare", None)
+    if keep is not None:
+        keep(w13, w2, top_k, activation)
+    return keep is not None
+
+
 def _start(module: ModuleType, device: torch.device) -> None:
     load: Callable[[torch.device], None] | None = getattr(module, "start", None)
     if load is not None:

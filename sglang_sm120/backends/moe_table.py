@@ -152,6 +152,44 @@ def _sm10x_only(value: str, since: str, summary: str, why: str, source: Source) 
     )
 
 
+_B12X_DENSE = BACKENDS["flashinfer_b12x"]
+_B12X_EXPERTS = "fused_moe/cute_dsl/b12x_moe.py (B12xMoEWrapper)"
+_FLASHINFER_B12X = Backend(
+    value="flashinfer_b12x",
+    enum_name="FLASHINFER_B12X",
+    provider="flashinfer",
+    summary="FlashInfer's fused CuTe DSL experts for SM12x (b12x); called by this package, which never saw them run",
+    rows=tuple(
+        CapabilityRow(
+            capability,
+            _code(f"flashinfer 0.7.4 {_B12X_EXPERTS}"),
+            requires=(
+                # Ids of -1, and workspaces that layers share.
+                Requirement("flashinfer", ">=0.7.1", _code(f"flashinfer 0.7.1 {_B12X_EXPERTS}")),
+                Requirement("cuda_toolkit", ">=13.0", _code(f"flashinfer 0.7.4 {_B12X_EXPERTS}")),
+                Requirement("cutlass_dsl", ">=4.7", _code("flashinfer 0.7.1 metadata")),
+            ),
+            out_dtypes=("bfloat16",),
+        )
+        for capability in SM12X
+    ),
+    absent=_B12X_DENSE.absent,
+    faults=(
+        Fault(
+            name="b12x-experts-unexplained-writes",
+            capabilities=SM12X,
+            when=(),
+            effect="writes beyond its buffers were reported up to FlashInfer 0.7.0 (512 experts of top_k 10, H 2560, I "
+            "640; many long prompts at once, vllm#50189) and not explained, so no release is known to be free of them",
+            remedy="run sglang-sm120 probe first, and take another runner if a server dies of an illegal memory access",
+            severity="warn",
+            source=_issue("flashinfer#5446"),
+        ),
+    ),
+    needs_probe=True,
+    implementation="sglang_sm120.backends.flashinfer_b12x_experts",
+)
+
 _SM120_DENSE = BACKENDS["sm120"]
 _OURS_SHOWN_BY: dict[Capability, Source] = {
     **{row.capability: row.source for row in _SM120_DENSE.rows},
@@ -234,6 +272,7 @@ MOE_RUNNERS: Mapping[str, Backend] = MappingProxyType(
                 "SGLang admits it on capability 10.x only",
                 _code("sglang 0.5.23 srt/arg_groups/moe_hook.py (handle_a2a_moe)"),
             ),
+            _FLASHINFER_B12X,
             _SM120,
             _TORCH_REFERENCE,
             _SM120_TUNED,
@@ -241,11 +280,15 @@ MOE_RUNNERS: Mapping[str, Backend] = MappingProxyType(
     }
 )
 
-#: Values of ours that multiply, and with the one that chooses among runners: values that every SGLang gets from us.
-KERNEL_RUNNERS: tuple[str, ...] = tuple(value for value, record in MOE_RUNNERS.items() if record.implementation)
-OUR_RUNNERS: tuple[str, ...] = (*KERNEL_RUNNERS, _SM120_TUNED.value)
-#: What can be called without a server, on the same weights: kernels of FlashInfer's interface for experts, and ours.
-CALLABLE_RUNNERS: tuple[str, ...] = (_FLASHINFER_CUTLASS.value, *KERNEL_RUNNERS)
+#: Values that ``ops.nvfp4_moe`` calls, and with the one that chooses among runners: what every SGLang gets from us.
+CALLED_RUNNERS: tuple[str, ...] = tuple(value for value, record in MOE_RUNNERS.items() if record.implementation)
+OUR_RUNNERS: tuple[str, ...] = (*CALLED_RUNNERS, _SM120_TUNED.value)
+#: Those of them that multiply with code of this package: they take any batch, whatever ids it has.
+KERNEL_RUNNERS: tuple[str, ...] = tuple(
+    value for value in CALLED_RUNNERS if MOE_RUNNERS[value].provider == "sglang_sm120"
+)
+#: What can be called without a server, on the same weights.
+CALLABLE_RUNNERS: tuple[str, ...] = (_FLASHINFER_CUTLASS.value, *CALLED_RUNNERS)
 
 _MODELOPT: tuple[Quantization, ...] = ("modelopt_fp4", "modelopt_mixed", "fp8")
 _MARLIN_VALUES = ("marlin", "experimental_sgl_marlin", "lora_marlin")

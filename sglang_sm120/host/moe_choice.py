@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sglang_sm120.backends import moe_table
@@ -19,7 +20,8 @@ from sglang_sm120.backends.moe_record import Quantization
 
 RUNNER, DRAFT_RUNNER = "moe_runner_backend", "speculative_moe_runner_backend"
 
-OUR_RUNNERS = frozenset(moe_table.OUR_RUNNERS)
+#: Values of our table that SGLang itself has: those are its own.
+_SGLANGS: set[str] = set()
 
 #: Not one of the user's variables (``env.py``): written and read by this module alone.
 CARRIER = "_SGLANG_SM120_MOE_RUNNERS"
@@ -63,6 +65,17 @@ class Runners:
 RUNNERS = Runners()
 
 
+def leave_to_sglang(values: Collection[str]) -> None:
+    """Say which values of our table the installed SGLang serves itself, as a later release may; all others are ours."""
+    _SGLANGS.clear()
+    _SGLANGS.update(values)
+
+
+def is_ours(value: str | None) -> bool:
+    """Whether a value of ``--moe-runner-backend`` is one that SGLang has from us."""
+    return value in moe_table.OUR_RUNNERS and value not in _SGLANGS
+
+
 def stand_in(quantization: str | None) -> str:
     """Return SGLang's value whose weights our runners read, for how the experts are stored.
 
@@ -84,14 +97,14 @@ def replace(target: str, draft: str | None, quantization: str | None) -> dict[st
     Returns:
         Fields of SGLang's arguments with their new values; empty if nothing of ours was named.
     """
-    own_target = target if target in OUR_RUNNERS else ""
-    own_draft = own_target if draft is None else draft if draft in OUR_RUNNERS else ""
+    own_target = target if is_ours(target) else ""
+    own_draft = own_target if draft is None else draft if is_ours(draft) else ""
     if own_target or own_draft:
         os.environ[CARRIER] = f"{own_target},{own_draft}"
         _WRITER[CARRIER] = os.getpid()
     elif multiprocessing.parent_process() is None or _WRITER.get(CARRIER) == os.getpid():
         os.environ.pop(CARRIER, None)  # of an engine that this process started before
-    fields = {RUNNER: own_target, DRAFT_RUNNER: draft if draft in OUR_RUNNERS else ""}
+    fields = {RUNNER: own_target, DRAFT_RUNNER: draft if is_ours(draft) else ""}
     return {name: stand_in(quantization) for name, value in fields.items() if value}
 
 

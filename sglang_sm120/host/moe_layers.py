@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-from sglang_sm120 import native_moe, ops, self_test
+from sglang_sm120 import ops, self_test
+from sglang_sm120.backends.expert_limits import ExpertSizes, beyond_limits
+from sglang_sm120.backends.moe_table import CALLED_RUNNERS
 from sglang_sm120.backends.moe_verdict import moe_verdict
 from sglang_sm120.errors import BackendError, ConfigError, UnsupportedError, bad_value
 from sglang_sm120.failures import failed_call
@@ -24,9 +26,11 @@ from sglang_sm120.host import moe_choice, moe_tuning, reload
 from sglang_sm120.host.conventions import ExpertConvention
 from sglang_sm120.host.moe_resolution import DRAFT_FLAG, FLAG, kind_of
 from sglang_sm120.host.state import STATE
-from sglang_sm120.reference import Activation
+from sglang_sm120.reference import Activation, ExpertWeights
 from sglang_sm120.tuning.expert_cases import ExpertShape
 from sglang_sm120.verification.failed_file import ExpertFacts
+
+Stack = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 _CLAMPS = ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "swiglu_limit")
 #: Switches of SGLang, off by default: the first since 0.5.14, the second (Nemotron-H alone) since 0.5.23.
@@ -133,7 +137,8 @@ def check_sizes(layer: Any, experts: Experts, hidden: int, inner: int, count: in
     Raises:
         UnsupportedError: names the size and its limit, or the tensor-parallel size and the nearest one that works.
     """
-    if _may_run_kernels(experts) and (excess := native_moe.beyond_limits(hidden=hidden, experts=count)):
+    sizes = ExpertSizes(layer.num_experts, count, layer.moe_runner_config.top_k or 0, hidden, inner)
+    if excess := beyond_limits(_kernels(experts), sizes):
         raise _refusal(experts, excess)
     if hidden % BLOCK_SIZE:
         raise _refusal(experts, f"the hidden size {hidden} is no multiple of {BLOCK_SIZE}")
@@ -160,14 +165,12 @@ def check_config(method: Any, layer: Any, config: Any, experts: Experts) -> None
     Raises:
         UnsupportedError: names the feature.
     """
-    obstacle = unsupported(method, layer, config, experts.convention)
-    if not obstacle and _may_run_kernels(experts):
-        obstacle = native_moe.beyond_limits(top_k=config.top_k or 0)
+    # A property that looks at the runner in force, which is another one in the forward of a draft.
+    experts.gate_first = not getattr(method, "load_up_proj_weight_first", False)
+    obstacle = unsupported(method, layer, config, experts.convention) or _foreign_form(experts, config)
     if obstacle:
         raise _refusal(experts, obstacle)
     experts.activation = config.activation
-    # A property that looks at the runner in force, which is another one in the forward of a draft.
-    experts.gate_first = not getattr(method, "load_up_proj_weight_first", False)
     experts.own = experts.runner
     if experts.runner != moe_tuning.VALUE:
         experts.most_tokens = _crossover(experts)
@@ -208,15 +211,24 @@ def make_ready(layer: Any, experts: Experts) -> None:
         experts.own = tuned.own
         if not experts.left:
             kind, dtype = kind_of(experts.convention.quantization), str(experts.dtype).removeprefix("torch.")
-            experts.plan = tuned.plan(shape_of(layer, experts), dtype, kind)
+            experts.plan = tuned.plan(shape_of(layer, experts), dtype, kind, gate_first=experts.gate_first)
     else:
         start(experts.runner, device)
     if experts.left:
         return
     reload.watch_experts(layer)
+    _prepare(layer, experts)
     if device.type == "cuda":
         # The kernels fetch weights before the work in front of them has ended, so what writes them must have ended.
         torch.cuda.current_stream(device).synchronize()
+
+
+def _prepare(layer: Any, experts: Experts) -> None:
+    """Let the runners of a layer keep what they derive from its weights, while memory for it is free."""
+    w13, w2 = (ExpertWeights(*stack) for stack in _operands(layer, experts))
+    for runner in set(CALLED_RUNNERS) & {*experts.plan, experts.runner}:
+        if ops.prepare_moe(runner, w13, w2, layer.moe_runner_config.top_k, experts.activation):
+            reload.refuse_again(layer, f"{runner} keeps scales of them")
 
 
 @cache
@@ -284,23 +296,26 @@ def _facts(layer: Any, experts: Experts, hidden: torch.Tensor) -> ExpertFacts:
 
 def _forward(layer: Any, experts: Experts, dispatched: Any, runner: str) -> torch.Tensor:
     topk = dispatched.topk_output
-    names = experts.convention
+    w13, w2 = _operands(layer, experts)
     return ops.nvfp4_moe(
         dispatched.hidden_states,
         topk.topk_ids.to(torch.int32),
         topk.topk_weights.to(torch.float32),
-        layer.w13_weight,
-        getattr(layer, names.w13_scale),
-        layer.g1_alphas,
-        layer.w13_input_scale_quant,
-        layer.w2_weight,
-        getattr(layer, names.w2_scale),
-        layer.g2_alphas,
-        layer.w2_input_scale_quant,
+        *w13,
+        *w2,
         experts.activation,
         experts.gate_first,
         first_expert(layer),
         runner,
+    )
+
+
+def _operands(layer: Any, experts: Experts) -> tuple[Stack, Stack]:
+    """Both stacks of weights as ``ops.nvfp4_moe`` takes them: packed, block scales, alphas, input scale."""
+    names = experts.convention
+    return (
+        (layer.w13_weight, getattr(layer, names.w13_scale), layer.g1_alphas, layer.w13_input_scale_quant),
+        (layer.w2_weight, getattr(layer, names.w2_scale), layer.g2_alphas, layer.w2_input_scale_quant),
     )
 
 
@@ -316,12 +331,24 @@ def _ids_are_local(layer: Any) -> bool:
     return mapped and not getattr(dispatcher, "skip_local_expert_mapping", False)
 
 
-def _may_run_kernels(experts: Experts) -> bool:
-    """Whether batches of the layer may reach the CUDA kernels: ``sm120_tuned`` takes them where they run."""
+def _kernels(experts: Experts) -> str:
+    """The runner whose limits hold for every batch: ``sm120_tuned`` takes ``sm120`` where that runs."""
     if experts.runner != moe_tuning.VALUE:
-        return ops.moe_implementation(experts.runner) is native_moe
+        return experts.runner
     judged = moe_verdict("sm120", kind_of(experts.convention.quantization), STATE.facts) if STATE.facts else None
-    return judged is not None and judged.status == "ok"
+    return "sm120" if judged is not None and judged.status == "ok" else experts.runner
+
+
+def _foreign_form(experts: Experts, config: Any) -> str:
+    """What of the layer's form, beside its sizes, the runner that was named does not take; empty if it is nothing."""
+    if experts.runner == moe_tuning.VALUE:
+        return ""
+    dtypes = ops.moe_dtypes(experts.runner)
+    if experts.dtype not in dtypes:
+        return f"its kernels do not take {experts.dtype} activations"
+    if experts.gate_first and config.is_gated and ops.wants_up_first(experts.runner):
+        return "its kernels want up before gate, and this SGLang loads these experts gate first"
+    return ""
 
 
 def _crossover(experts: Experts) -> int | None:

@@ -116,16 +116,16 @@ def take_own_runners(arguments: Any) -> dict[str, str]:
     """
     target, draft = getattr(arguments, RUNNER), getattr(arguments, DRAFT_RUNNER)
     quantization: str | None = None
-    if moe_choice.OUR_RUNNERS & {target, draft}:
+    if moe_choice.is_ours(target) or moe_choice.is_ours(draft):
         if _starts_ray_actors(arguments):
-            flag, value = (FLAG, target) if target in moe_choice.OUR_RUNNERS else (DRAFT_FLAG, draft)
+            flag, value = (FLAG, target) if moe_choice.is_ours(target) else (DRAFT_FLAG, draft)
             remedy = (
                 "Ray actors do not inherit which runner was named and would serve with SGLang's own; start without "
                 "Ray, or take a runner of SGLang's"
             )
             raise ConfigError(bad_value(flag, value, remedy))
         quantization = _stored_as(model_config_of(arguments))
-        if target in moe_choice.OUR_RUNNERS and moe_choice.stand_in(quantization) == "flashinfer_cutlass":
+        if moe_choice.is_ours(target) and moe_choice.stand_in(quantization) == "flashinfer_cutlass":
             _require_admission(arguments, FLAG, target)
     return moe_choice.replace(target, draft, quantization)
 
@@ -167,7 +167,7 @@ def check_layer(value: str, quantization: Quantization, *, expert_parallel: bool
     facts = STATE.facts
     if facts is None or (value == AUTO and not env.take_auto()):
         return
-    if value not in moe_choice.OUR_RUNNERS and not is_ours_to_judge(facts):
+    if not moe_choice.is_ours(value) and not is_ours_to_judge(facts):
         return
     quantization = kind_of(quantization)
     judged = moe_verdict(value, quantization, facts, expert_parallel=expert_parallel)

@@ -13,7 +13,7 @@ import torch
 
 from sglang_sm120 import native_moe, ops, self_test
 from sglang_sm120.backends.moe_record import Quantization
-from sglang_sm120.backends.moe_table import KERNEL_RUNNERS, MOE_RUNNERS
+from sglang_sm120.backends.moe_table import CALLED_RUNNERS, KERNEL_RUNNERS, MOE_RUNNERS
 from sglang_sm120.backends.moe_verdict import moe_verdict, route_of
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, UnsupportedError
@@ -51,30 +51,33 @@ class ExpertTuning:
     own: str
     retired: dict[str, str] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
-    _plans: dict[tuple[ExpertKey, str, Quantization], Plan] = field(default_factory=dict)
+    _plans: dict[tuple[ExpertKey, str, Quantization, bool], Plan] = field(default_factory=dict)
 
-    def plan(self, shape: ExpertShape, dtype: str, kind: Quantization) -> Plan:
+    def plan(self, shape: ExpertShape, dtype: str, kind: Quantization, *, gate_first: bool) -> Plan:
         """Return which runner serves which number of tokens; one log line says it for each kind of experts.
 
         Args:
             shape: of the layer, as its weights are prepared.
             dtype: of the activations, such as ``bfloat16``.
             kind: how the layer stores its experts; it decides what SGLang's own method runs.
+            gate_first: order of the halves of w13; ``tune`` measures the other one.
         """
-        key = shape.key, dtype, kind
+        key = shape.key, dtype, kind, gate_first
         if key not in self._plans:  # it has an entry for every M up to the largest measured one
-            self._plans[key] = self._make_plan(shape, dtype, kind)
+            self._plans[key] = self._make_plan(shape, dtype, kind, gate_first=gate_first)
         return self._plans[key]
 
-    def _make_plan(self, shape: ExpertShape, dtype: str, kind: Quantization) -> Plan:
+    def _make_plan(self, shape: ExpertShape, dtype: str, kind: Quantization, *, gate_first: bool) -> Plan:
         theirs = sglangs_kernels(kind, self.facts, expert_parallel=shape.local < shape.experts)
         theirs = None if theirs in self.retired else theirs
         usable = self._usable(kind, theirs)
+        if gate_first and shape.activation == "silu":
+            usable = {value for value in usable if value not in CALLED_RUNNERS or not ops.wants_up_first(value)}
         choices = self.table.runners_by_rows(shape.key, dtype, usable) if self.table is not None else {}
         if not choices:
             self._say(f"{VALUE} has no entry for {shape.label} {dtype}: {theirs or self.own} serves these experts.")
             return (SGLANG if theirs is not None else self.own,)
-        plan: list[str | None] = [value if value in KERNEL_RUNNERS else SGLANG for value in by_rows(choices)]
+        plan: list[str | None] = [value if value in CALLED_RUNNERS else SGLANG for value in by_rows(choices)]
         beyond = ""
         if theirs is not None and theirs not in self._measured(shape, dtype) & usable:
             # Nobody measured where they win: the limit of the runner sm120 holds.
@@ -96,7 +99,7 @@ class ExpertTuning:
         usable = set()
         for value in self.table.runners - self.retired.keys() if self.table is not None else ():
             judged = moe_verdict(value, kind, self.facts)
-            runs = value == theirs or (value in KERNEL_RUNNERS and judged is not None and judged.status == "ok")
+            runs = value == theirs or (value in CALLED_RUNNERS and judged is not None and judged.status == "ok")
             usable |= {value} if runs else set()
         return usable
 
@@ -146,7 +149,7 @@ def _start(device: torch.device) -> ExpertTuning:
         probed = facts.probed_experts.get(value)
         if probed in FAILED:
             retired[value] = f"probe says {probed} of its experts"
-        elif value in KERNEL_RUNNERS:
+        elif value in CALLED_RUNNERS:
             _load(value, device, retired)
     own = _own(facts, retired)
     if found is None or own not in found.runners:

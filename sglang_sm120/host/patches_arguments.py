@@ -11,7 +11,7 @@ from typing import Any
 from sglang_sm120.backends import BACKENDS, offered_backends
 from sglang_sm120.backends.moe_table import OUR_RUNNERS
 from sglang_sm120.backends.record import Backend
-from sglang_sm120.host import registration
+from sglang_sm120.host import moe_choice, registration
 from sglang_sm120.host.enum_extension import add_members, remove_members
 from sglang_sm120.host.patching import Patcher, mark
 from sglang_sm120.host.resolution import resolve_for_host
@@ -38,6 +38,7 @@ def extend_moe_choices(module: ModuleType, patcher: Patcher) -> None:
     """Append our MoE runners to the one list that the flags of target and draft share."""
     choices: list[str] = module.MOE_RUNNER_BACKEND_CHOICES
     added = [value for value in OUR_RUNNERS if value not in choices]
+    moe_choice.leave_to_sglang(set(OUR_RUNNERS) - set(added))
     choices.extend(added)
     _watch(choices, added, patcher)
 

@@ -85,6 +85,23 @@ def refuse_if_padded(layer: Any, convention: Convention, unpadded: torch.Size, b
     _set_loader(parameter, refusing_loader)
 
 
+def refuse_again(layer: Any, why: str) -> None:
+    """Let the weight loaders of an expert layer refuse whatever comes after its preparation.
+
+    Args:
+        layer: prepared.
+        why: its weights cannot be written any more.
+    """
+
+    def refusing_loader(*args: Any, **kwargs: Any) -> None:
+        text = f"The weights of {layer_name(layer)} cannot be loaded again: {why}."
+        raise ConfigError(f"{text} Restart the server with the new weights.")
+
+    for _, parameter in layer.named_parameters(recurse=False):
+        if hasattr(parameter, "weight_loader"):
+            _set_loader(parameter, refusing_loader)
+
+
 def layer_name(layer: Any) -> str:
     """The layer's place in the model where SGLang tells it, else its class and size."""
     prefix: str = getattr(layer, "prefix", "")

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from sglang_sm120 import ops
+from sglang_sm120.backends.expert_limits import ExpertSizes, beyond_limits
 from sglang_sm120.backends.moe_table import CALLABLE_RUNNERS, MOE_RUNNERS
-from sglang_sm120.errors import ConfigError, bad_value
+from sglang_sm120.errors import ConfigError, UnsupportedError, bad_value
 from sglang_sm120.probing.operations import autotune
 from sglang_sm120.reference import Activation, ExpertWeights
 
@@ -72,15 +73,26 @@ def of_runner(runner: str) -> ExpertOperations:
     if runner not in CALLABLE_RUNNERS:
         remedy = f"take one of {', '.join(CALLABLE_RUNNERS)}; a server alone can call the others"
         raise ConfigError(bad_value("runner", runner, remedy))
-    if MOE_RUNNERS[runner].implementation is None:
+    record = MOE_RUNNERS[runner]
+    if record.implementation is None:
         return ExpertOperations(_flashinfer(), autotune, rounds_between=True, up_first_only=True)
 
     def moe(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, layer: Layer) -> torch.Tensor:
+        local, size, half_inner = layer.w2.packed.shape
+        sizes = ExpertSizes(layer.experts, local, ids.shape[1], size, 2 * half_inner)
+        if obstacle := beyond_limits(runner, sizes):
+            raise UnsupportedError(bad_value("runner", runner, f"{obstacle}; take another one"))
         stacks = [t for s in (layer.w13, layer.w2) for t in (s.packed, s.scales, s.alpha, s.input_global_scale)]
         order = (layer.activation, layer.gate_first, layer.first_expert)
         return ops.nvfp4_moe(hidden, ids, weights, *stacks, *order, runner)
 
-    return ExpertOperations(moe, can_be_captured=not MOE_RUNNERS[runner].any_device)
+    foreign = record.provider != "sglang_sm120"  # it adds up in the type of its result
+    return ExpertOperations(
+        moe,
+        can_be_captured=not record.any_device,
+        rounds_between=foreign,
+        up_first_only=ops.wants_up_first(runner),
+    )
 
 
 def _flashinfer() -> Moe:

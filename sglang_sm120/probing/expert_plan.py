@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sglang_sm120.backends.moe_table import MOE_RUNNERS
+from sglang_sm120.backends.expert_limits import ExpertSizes, beyond_limits
+from sglang_sm120.backends.moe_table import KERNEL_RUNNERS
 from sglang_sm120.backends.record import HostFacts
 
 #: Experts of all ranks, of this rank, of a token; H; I; activation.
@@ -65,6 +66,7 @@ def expert_plan_for(facts: HostFacts, runner: str) -> ExpertPlan:
     """Return the problems of a runner on this machine."""
     if facts.capability is None:
         return _CPU
-    if MOE_RUNNERS[runner].implementation is None:
-        return ExpertPlan(_GPU_ROWS, _SERVED)
-    return ExpertPlan(_GPU_ROWS, (*_SERVED, *_OURS), ("bfloat16", "float16"))
+    if runner in KERNEL_RUNNERS:
+        return ExpertPlan(_GPU_ROWS, (*_SERVED, *_OURS), ("bfloat16", "float16"))
+    taken = (geometry for geometry in _SERVED if not beyond_limits(runner, ExpertSizes(*geometry[:-1])))
+    return ExpertPlan(_GPU_ROWS, tuple(taken))

@@ -6,14 +6,10 @@ Only the Python files of the wheels are kept, below the developer cache. FlashIn
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-import zipfile
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -22,15 +18,12 @@ from sglang_sm120.backends import BACKENDS, verdict
 from sglang_sm120.backends.record import CAPABILITIES, Capability, HostFacts
 from sglang_sm120.backends.table import FLASHINFER_NAMES, NEWEST_FLASHINFER_READ
 from tests.dispatch.machines import NEWEST, RTX
+from tests.support import flashinfer_releases
 
 pytestmark = pytest.mark.matrix
 
-ROOT = Path(__file__).parents[2]
 RELEASES = ("0.6.3", "0.6.6", "0.6.7", "0.6.8", "0.6.9", "0.6.11", "0.6.12", "0.6.18", "0.7.0", "0.7.1")
 RELEASES += (NEWEST_FLASHINFER_READ,)
-#: What `import flashinfer` needs beyond what SGLang brings.
-COMPANIONS = ("nvidia-ml-py==13.615.71", "tabulate==0.9.0")
-
 ASK = """
 import json, sys
 import flashinfer
@@ -42,50 +35,11 @@ print("ANSWER" + json.dumps([[bool(asked(n, 10 * major + minor)) for major, mino
 every_release = pytest.mark.parametrize("release", RELEASES)
 
 
-def _pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run(command, check=True, capture_output=True)
-
-
-def _kept(name: str, fill: Callable[[Path], None]) -> Path:
-    base = Path(os.environ.get("SM120_DEV_CACHE") or ROOT / ".cache") / "flashinfer"
-    folder = base / name
-    if not folder.is_dir():
-        unfinished = base / f"{name}.{os.getpid()}"
-        unfinished.mkdir(parents=True)
-        fill(unfinished)
-        unfinished.rename(folder)
-    return folder
-
-
-@cache
-def _release(version: str) -> Path:
-    """Folder with the Python files of one FlashInfer release."""
-
-    def fill(folder: Path) -> None:
-        _pip("download", "--only-binary=:all:", f"flashinfer-python=={version}", "--dest", str(folder))
-        (wheel,) = folder.glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [n for n in archive.namelist() if n.endswith((".py", "METADATA"))])
-        wheel.unlink()
-
-    return _kept(version, fill)
-
-
-@cache
-def _companions() -> Path:
-    return _kept("companions", lambda folder: _pip("install", "--target", str(folder), *COMPANIONS))
-
-
 @cache
 def _answers(version: str) -> dict[tuple[str, Capability], bool]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(_release(version)), str(_companions())]),
-        # The developer environments put a stand-in where FlashInfer is missing; here it is not.
-        "SM120_CPU_HOST_STANDINS": "0",
-        "FLASHINFER_DISABLE_VERSION_CHECK": "1",
-    }
+    files = [flashinfer_releases.release(version), flashinfer_releases.companions()]
+    # The developer environments put a stand-in where a package of the host is missing; FlashInfer alone needs none.
+    environment = {**flashinfer_releases.environment(files), "SM120_CPU_HOST_STANDINS": "0"}
     command = [sys.executable, "-c", ASK, json.dumps([FLASHINFER_NAMES, CAPABILITIES])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -98,7 +52,7 @@ def _answers(version: str) -> dict[tuple[str, Capability], bool]:
 
 
 def _source(release: str, file: str, function: str | None = None) -> str:
-    text = (_release(release) / "flashinfer" / file).read_text(encoding="utf-8")
+    text = (flashinfer_releases.release(release) / "flashinfer" / file).read_text(encoding="utf-8")
     if function is None:
         return text
     match = re.search(rf"^def {function}\(.*?(?=^(?:def|class|@))", text, re.MULTILINE | re.DOTALL)

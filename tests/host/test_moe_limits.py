@@ -23,7 +23,7 @@ from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.runtime_context import get_flags
 from sglang.srt.server_args import prepare_server_args
 
-from sglang_sm120 import native_moe
+from sglang_sm120.backends import expert_limits
 from sglang_sm120.backends.moe_table import OUR_RUNNERS
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.errors import ConfigError, UnsupportedError
@@ -254,5 +254,6 @@ def test_under_sm120_tuned_sglang_serves_a_layer_above_the_limits(
 def test_limits_are_those_of_the_kernels() -> None:
     header = (Path(__file__).parents[2] / "csrc/moe/config.h").read_text(encoding="utf-8")
     constants = {name: int(value) for name, value in re.findall(r"constexpr int (kMax\w+) = (\d+);", header)}
-    ours = (native_moe.MAX_TOP_K, native_moe.MAX_PAIRS, native_moe.MAX_EXPERTS, native_moe.MAX_HIDDEN_SIZE)
+    limits = expert_limits
+    ours = (limits.MAX_TOP_K, limits.MAX_PAIRS, limits.MAX_EXPERTS, limits.MAX_HIDDEN_SIZE)
     assert ours == tuple(constants[f"kMax{name}"] for name in ("TopK", "Pairs", "Experts", "HiddenSize"))
