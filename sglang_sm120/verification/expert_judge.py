@@ -60,10 +60,15 @@ def judge_experts(
 
 
 def _far_rows(got: torch.Tensor, exact: torch.Tensor, rows: torch.Tensor) -> str:
-    """Say which tokens are further from the oracle than :data:`_SHARE` of their length; empty if none is."""
+    """Say which tokens are further from the oracle than :data:`_SHARE` of their length; empty if none is.
+
+    An element that is NaN in both is right, as in :func:`compare`: a block scale that is NaN makes a column of them.
+    """
+    same = exact.isnan() & got.isnan()
+    got, exact = got.masked_fill(same, 0), exact.masked_fill(same, 0)
     length = exact.norm(dim=1)
     share = (got.to(torch.float64) - exact).norm(dim=1) / length
-    far = (share > _SHARE) & (length > 0)
+    far = ~(share <= _SHARE) & (length != 0)  # a comparison with NaN is false, so NaN counts as far
     if not bool(far.any()):
         return ""
     worst = int(torch.where(far, share, 0.0).argmax())

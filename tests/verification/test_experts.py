@@ -21,7 +21,7 @@ from sglang_sm120.probing.expert_operations import ExpertOperations, Layer, of_r
 from sglang_sm120.records import Identity
 from sglang_sm120.verification import replay, reproducer
 from sglang_sm120.verification.expert_call import ExpertCall
-from sglang_sm120.verification.expert_judge import judge_experts
+from sglang_sm120.verification.expert_judge import _far_rows, judge_experts
 from sglang_sm120.verification.reproducer import Reproducer
 from tests.probing.faulty_experts import as_grouped_gemms
 from tests.support.moe_problem import MoeProblem, random_moe
@@ -105,6 +105,18 @@ def test_where_16_bit_numbers_lie_between_the_kernels_a_wrong_expert_shows_in_a_
     judgement = judge_experts(call, wrong, rounds_between=True)
     assert "1 of 5 rows are far from right" in judgement.wrong or "in row 4" in judgement.wrong
     assert "row 4" in judgement.wrong
+
+
+def test_nan_hides_no_wrong_row() -> None:
+    """A block scale of w2 that is NaN makes a column of it, in the oracle as well."""
+    exact = torch.ones(3, 4, dtype=torch.float64)
+    exact[:, 0] = torch.nan
+    got, rows = exact.to(torch.bfloat16), torch.arange(3)
+    assert _far_rows(got, exact, rows) == ""
+    got[1, 2] = 3
+    assert "1 of 3 rows are far from right" in _far_rows(got, exact, rows)
+    got[1, 2] = torch.nan
+    assert "row 1 is off by nan of its length" in _far_rows(got, exact, rows)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
