@@ -49,6 +49,7 @@ class Spec:
         different_scales: the shards of q/k/v and gate/up have their own global scales (weights and inputs).
         bias: bias on the attention projections.
         experts: number of routed experts of each layer in place of the dense MLP (Qwen3-MoE); 0 for none.
+        draft: one more layer, with experts too, drafts the token after the next one (``Qwen3MoeForCausalLMMTP``).
         seed: other weights.
     """
 
@@ -57,6 +58,7 @@ class Spec:
     different_scales: bool = False
     bias: bool = False
     experts: int = 0
+    draft: bool = False
     seed: int = 0
 
     @property
@@ -207,24 +209,33 @@ def _weights(config: dict[str, Any], spec: Spec) -> Iterator[tuple[str, Tensor]]
         if spec.bias and ".self_attn." in name:
             yield f"{name}.bias", normal(0.3, n)
 
-    yield "model.embed_tokens.weight", normal(1.0, config["vocab_size"], hidden)
-    for index in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{index}"
-        yield f"{layer}.input_layernorm.weight", 1.0 + normal(0.1, hidden)
+    def layer(name: str) -> Iterator[tuple[str, Tensor]]:
+        yield f"{name}.input_layernorm.weight", 1.0 + normal(0.1, hidden)
         for shard, width in widths.items():
-            yield from linear(f"{layer}.self_attn.{shard}", width, hidden)
-        yield from linear(f"{layer}.self_attn.o_proj", hidden, q_width)
-        yield f"{layer}.self_attn.q_norm.weight", 1.0 + normal(0.1, dim)
-        yield f"{layer}.self_attn.k_norm.weight", 1.0 + normal(0.1, dim)
-        yield f"{layer}.post_attention_layernorm.weight", 1.0 + normal(0.1, hidden)
+            yield from linear(f"{name}.self_attn.{shard}", width, hidden)
+        yield from linear(f"{name}.self_attn.o_proj", hidden, q_width)
+        yield f"{name}.self_attn.q_norm.weight", 1.0 + normal(0.1, dim)
+        yield f"{name}.self_attn.k_norm.weight", 1.0 + normal(0.1, dim)
+        yield f"{name}.post_attention_layernorm.weight", 1.0 + normal(0.1, hidden)
         if spec.experts:
-            yield f"{layer}.mlp.gate.weight", normal(2.0 / math.sqrt(hidden), spec.experts, hidden)
-        for mlp, width in _mlps(f"{layer}.mlp", config, spec):
+            yield f"{name}.mlp.gate.weight", normal(2.0 / math.sqrt(hidden), spec.experts, hidden)
+        for mlp, width in _mlps(f"{name}.mlp", config, spec):
             yield from linear(f"{mlp}.gate_proj", width, hidden)
             yield from linear(f"{mlp}.up_proj", width, hidden)
             yield from linear(f"{mlp}.down_proj", hidden, width)
+
+    yield "model.embed_tokens.weight", normal(1.0, config["vocab_size"], hidden)
+    for index in range(config["num_hidden_layers"]):
+        yield from layer(f"model.layers.{index}")
     yield "model.norm.weight", 1.0 + normal(0.1, hidden)
     yield "lm_head.weight", normal(2.0 / math.sqrt(hidden), config["vocab_size"], hidden)
+    if spec.draft:
+        for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            yield f"mtp.{norm}.weight", 1.0 + normal(0.1, hidden)
+        # The last token's embedding goes on as it is: what it leads to in the target, it often leads to here too.
+        embedding, state = torch.eye(hidden, dtype=torch.float64), normal(0.2 / math.sqrt(hidden), hidden, hidden)
+        yield "mtp.fc.weight", torch.cat([embedding, state], dim=1)
+        yield from layer("mtp.layers.0")
 
 
 def _mlps(name: str, config: dict[str, Any], spec: Spec) -> list[tuple[str, int]]:

@@ -130,7 +130,10 @@ def load(folder: Path) -> Qwen3ForCausalLM:
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**settings, attn_implementation="eager"))
     model = model.to(torch.bfloat16).eval()
-    tensors = load_file(folder / "model.safetensors")
+    stored = load_file(folder / "model.safetensors")
+    tensors = {
+        name: tensor for name, tensor in stored.items() if not name.startswith("mtp.")
+    }  # a draft changes nothing
     quantized = {name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")}
     for module in quantized:
         parts = {n.rpartition(".")[2]: t for n, t in tensors.items() if n.rpartition(".")[0] == module}

@@ -37,11 +37,12 @@ def arm() -> None:
     _armed = True
     if _wants_standins():
         gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
-        from cpu_host.runtime import sglang_patches, standins, torchvision_ops
+        from cpu_host.runtime import drafting, sglang_patches, standins, torchvision_ops
 
         standins.arm()
         torchvision_ops.arm()
         sglang_patches.arm()
+        drafting.arm()
     if os.environ.get(KERNELS_VARIABLE):
         from cpu_host.runtime import emulated_kernels
 
