@@ -11,7 +11,6 @@ from sglang_sm120.errors import ConfigError
 from sglang_sm120.host import moe_choice, moe_resolution, ranks, tuning
 from sglang_sm120.host.patching import Patcher, mark
 from sglang_sm120.host.state import STATE
-from sglang_sm120.tuning import table
 
 SEAM = "ranks"
 _PACKAGE = "sglang-sm120"
@@ -105,7 +104,7 @@ def _table() -> str:
     facts = STATE.facts
     if facts is None or not (STATE.tuning is not None or _tunes_experts()):
         return "not used"
-    found = STATE.tuning.table if STATE.tuning is not None else table.find(facts)[0]
+    found, _ = STATE.tuning_table()
     return f"{f'table {found.digest}' if found is not None else 'no table'} for {facts.device_name}"
 
 

@@ -20,7 +20,7 @@ from sglang_sm120.errors import ConfigError, UnsupportedError
 from sglang_sm120.host import moe_choice, ranks
 from sglang_sm120.host.moe_resolution import FLAG
 from sglang_sm120.host.state import STATE
-from sglang_sm120.host.tuning import agree_on
+from sglang_sm120.host.tuning import retired_together
 from sglang_sm120.probing.record import FAILED
 from sglang_sm120.tuning import table
 from sglang_sm120.tuning.expert_cases import ExpertKey, ExpertShape
@@ -118,11 +118,10 @@ def sglangs_kernels(kind: Quantization, facts: HostFacts, *, expert_parallel: bo
 
 
 def start(device: torch.device) -> ExpertTuning:
-    """Find the table, load the runners of ours that may serve, check them, and agree with the other ranks; once.
+    """Load the runners of ours that may serve, check them, and agree with the other ranks; once.
 
     Raises:
-        ConfigError: the table that a variable names cannot be used, the ranks have different ones, or nothing was
-            decided in this process yet.
+        ConfigError: the table that a variable names cannot be used, or nothing was decided in this process yet.
         SelfTestError: kernels of ours are wrong on this device.
         UnsupportedError: not even the runner for experts without an entry can be loaded.
     """
@@ -143,7 +142,7 @@ def _start(device: torch.device) -> ExpertTuning:
     facts = STATE.facts
     if facts is None:
         raise ConfigError(f"{FLAG} {VALUE} was asked for experts before the scheduler had started. Report this.")
-    found, problem = table.find(facts)
+    found, problem = STATE.tuning_table()
     retired: dict[str, str] = {}
     for value in sorted(found.runners if found is not None else ()):
         probed = facts.probed_experts.get(value)
@@ -154,7 +153,7 @@ def _start(device: torch.device) -> ExpertTuning:
     own = _own(facts, retired)
     if found is None or own not in found.runners:
         _load(own, device, retired)
-    retired = agree_on(found, facts, retired, f"{FLAG} {VALUE}")
+    retired = retired_together(retired)
     own = _own_of_all_ranks(facts, retired)
     if problem and ranks.is_first():
         logger.warning("%s Until then SGLang's own kernels serve experts where they run here, else %s.", problem, own)

@@ -6,9 +6,11 @@ import logging
 
 from sglang_sm120.backends.record import Backend, HostFacts
 from sglang_sm120.dispatch import Decision
-from sglang_sm120.errors import UnsupportedError
+from sglang_sm120.errors import ConfigError, UnsupportedError
 from sglang_sm120.host.tuning import Tuning
 from sglang_sm120.sgl_kernel_ops.choice import stand_in
+from sglang_sm120.tuning import table
+from sglang_sm120.tuning.table import TuningTable
 
 logger = logging.getLogger("sglang_sm120")
 
@@ -30,6 +32,7 @@ class ServingState:
         self.backend: Backend | None = None
         self.refusal: UnsupportedError | None = None
         self.tuning: Tuning | None = None
+        self._table: tuple[TuningTable | None, str] | None = None
         self.quantizer_rejected = False
         self.quantizer = "torch_reference"
         self.dummy_weights = False
@@ -40,14 +43,30 @@ class ServingState:
         self, decision: Decision, facts: HostFacts, backend: Backend | None, tuning: Tuning | None = None
     ) -> None:
         self.decision, self.facts, self.backend, self.refusal = decision, facts, backend, None
-        self.tuning = tuning
+        self.tuning, self._table = tuning, None
         self.operators = stand_in(decision, facts)
 
     def refuse(self, refusal: UnsupportedError, facts: HostFacts) -> None:
         """Keep a refusal for the first NVFP4 layer; a model without one is none of our business."""
         self.decision, self.facts, self.backend, self.refusal = None, facts, None, refusal
-        self.tuning = None
+        self.tuning = self._table = None
         self.operators = None
+
+    def tuning_table(self) -> tuple[TuningTable | None, str]:
+        """Return the table of this server, for dense layers and experts, or why there is none.
+
+        Read once for each decision: the table that the ranks compare is the one that they use.
+
+        Raises:
+            ConfigError: nothing was decided yet, or the table that a variable names cannot be used.
+        """
+        if self.tuning is not None:
+            return self.tuning.table, self.tuning.problem
+        if self.facts is None:
+            raise ConfigError("The tuning table was asked for before the scheduler had started. Report this.")
+        if self._table is None:
+            self._table = table.find(self.facts)
+        return self._table
 
     @property
     def chosen(self) -> str | None:

@@ -1,7 +1,7 @@
 """``sm120_tuned`` in one process: its tuning table, what may be used of it, and the plans of layers as they load.
 
-All tensor-parallel ranks decide the same: they compare their tables before the first layer is made, and whatever one of
-them cannot use, none uses.
+All tensor-parallel ranks decide the same: they have one table (``agreement.py``), and whatever one of them cannot use,
+none uses.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sglang_sm120 import env, ops, self_test
+from sglang_sm120 import ops, self_test
 from sglang_sm120.backends import BACKENDS, verdict
 from sglang_sm120.backends.record import HostFacts
-from sglang_sm120.dispatch import FLAG, Decision, untuned
-from sglang_sm120.errors import ConfigError, UnsupportedError
+from sglang_sm120.dispatch import Decision, untuned
+from sglang_sm120.errors import UnsupportedError
 from sglang_sm120.host import ranks
 from sglang_sm120.probing.record import FAILED
 from sglang_sm120.tuning import backend, table
@@ -63,15 +63,11 @@ class Tuning:
         return f"tuning table of {self.table.created}, {len(self.table.shapes)} shapes, else {self.untuned.backend}"
 
     def agree(self) -> None:
-        """Compare tables over all ranks, once, and retire on each what another one cannot use.
-
-        Raises:
-            ConfigError: their tables differ, or only some have one.
-        """
+        """Retire on each rank, once, what another one cannot use."""
         if self._agreed:
             return
         self._agreed = True
-        self._retire(agree_on(self.table, self.facts, self.retired, f"{FLAG} {VALUE}"))
+        self._retire(retired_together(self.retired))
 
     def plan_layer(
         self, name: str, sizes: list[int], k: int, dtype: torch.dtype, *, one_alpha: bool, quantizer: str | None,
@@ -129,31 +125,13 @@ class Tuning:
         self.retired.update(reasons)
 
 
-def agree_on(table: TuningTable | None, facts: HostFacts, retired: dict[str, str], asked: str) -> dict[str, str]:
-    """Compare tables over all ranks and return what any of them cannot use, with the reason.
+def retired_together(retired: dict[str, str]) -> dict[str, str]:
+    """Return what any of the tensor-parallel ranks cannot use, with the reason.
 
     Args:
-        table: of this rank.
-        facts: of this rank.
-        retired: what this rank cannot use.
-        asked: flag and value, for messages.
-
-    Raises:
-        ConfigError: their tables differ, or only some have one.
+        retired: what this rank cannot use. All ranks have the same table (``agreement.py``).
     """
-    digest = table.digest if table is not None else None
-    told = ranks.gather((digest, facts.device_name, retired))
-    if len({theirs for theirs, _, _ in told}) > 1:
-        listing = "; ".join(
-            f"rank {rank}: {f'table {theirs}' if theirs else 'no table'} on {card}"
-            for rank, (theirs, card, _) in enumerate(told)
-        )
-        raise ConfigError(
-            f"{asked} needs the same tuning table on every rank ({listing}), so cards and versions must be "
-            f"equal. Copy one file of sglang-sm120 tune --output to every node and name it in {env.TUNING_TABLE}, "
-            "or take another value."
-        )
-    return {value: reason for _, _, theirs in told for value, reason in theirs.items()}
+    return {value: reason for theirs in ranks.gather(retired) for value, reason in theirs.items()}
 
 
 def start(facts: HostFacts, device: torch.device, *, allow_unsafe: bool) -> Tuning:

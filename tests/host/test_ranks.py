@@ -19,10 +19,14 @@ from sglang_sm120.backends import BACKENDS
 from sglang_sm120.backends.record import HostFacts
 from sglang_sm120.dispatch import Decision, Request, resolve
 from sglang_sm120.errors import ConfigError, VerificationError
-from sglang_sm120.host import agreement, moe_choice, ranks
+from sglang_sm120.host import agreement, moe_choice, moe_tuning, ranks
 from sglang_sm120.host.patching import Patcher
 from sglang_sm120.host.state import STATE, ServingState
 from sglang_sm120.host.watch import Watcher
+from sglang_sm120.records import identity_of
+from sglang_sm120.tuning import table
+from sglang_sm120.tuning.choice import Timing
+from sglang_sm120.tuning.results import Entry
 from tests.dispatch.machines import SPARK, released
 from tests.host.conftest import Serving
 from tests.host.linear_layers import make_case
@@ -68,7 +72,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 def tuned() -> Iterator[Any]:
     """Puts this process under ``sm120_tuned``; the table is what a test says."""
     untuned = SimpleNamespace(backend="torch_reference")
-    STATE.tuning = SimpleNamespace(table=SimpleNamespace(digest="abc"), untuned=untuned)  # type: ignore[assignment]
+    tuned = SimpleNamespace(table=SimpleNamespace(digest="abc"), problem="", untuned=untuned)
+    STATE.tuning = tuned  # type: ignore[assignment]
     STATE.facts = HostFacts((12, 0), device_name="a card")
     yield STATE.tuning
     STATE.tuning = STATE.facts = None
@@ -138,6 +143,31 @@ def test_experts_that_go_by_a_table_are_compared_too(
         server.on(rank, lambda: ranks.tell("settings", other))
     with pytest.raises(ConfigError, match="no table for a card on rank 0, table abc for a card on ranks 1, 2"):
         server.on(0, agreement.compare)
+
+
+def test_the_table_that_was_compared_is_the_one_that_serves(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``tune`` may end while weights load; what it wrote is for the next server."""
+    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path))
+    monkeypatch.setattr(moe_choice, "RUNNERS", moe_choice.Runners(own_target="sm120_tuned"))
+    moe_tuning.forget()
+    facts = HostFacts(None)
+
+    def tune(time: float) -> str:
+        entry = Entry(64, 128, "bfloat16", 1, "torch_reference", {"torch_reference": Timing(time, time, time)})
+        return table.save(identity_of(facts), [entry], ["sglang-sm120", "tune", "some/model"]).digest
+
+    serving.decide("torch_reference", facts=facts)
+    compared = tune(1.0)
+    assert compared in agreement._settings()["tuning table"]
+    later = tune(2.0)
+    used = moe_tuning.start(torch.device("cpu")).table
+    assert used is not None
+    assert used.digest == compared
+    moe_tuning.forget()
+    serving.decide("torch_reference", facts=facts)
+    assert later in agreement._settings()["tuning table"]
 
 
 def decide(server: Server, rank: int, facts: HostFacts, monkeypatch: pytest.MonkeyPatch) -> None:

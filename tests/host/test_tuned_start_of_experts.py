@@ -81,7 +81,7 @@ def test_experts_without_an_entry_get_what_passed_its_probe_on_every_rank(
     """Two nodes, and only one of them may have a probe record."""
     probed = replace(machine(RTX), probed_experts={"sm120": "ok"})
     monkeypatch.setattr(moe_tuning, "_load", lambda *_: None)
-    monkeypatch.setattr(ranks, "gather", lambda told: [told, told if isinstance(told, tuple) else theirs])
+    monkeypatch.setattr(ranks, "gather", lambda told: [told, theirs if isinstance(told, str) else told])
     serve_with("sm120_tuned", "ModelOpt", facts=probed)
     assert moe_tuning.start(torch.device("cpu")).own == own
 
