@@ -110,7 +110,9 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         traces = profiles(fleet.servers, args, folder, geometry.vocab)
         started = {name: {"ready_s": round(server.ready_after, 1)} for name, server in fleet.servers.items()}
     failed = {name: {"error": contenders.reason(problem)} for name, problem in fleet.problems.items()}
-    rows = report.rows(samples)
+    strangers = contenders.impostors(traces)
+    failed |= {name: {"error": problem} for name, problem in strangers.items()}
+    rows = report.rows(sample for sample in samples if sample.contender not in strangers)
     return {
         **result_files.header(
             KIND, result_files.without_folders(["serving.py", *sys.argv[1:]]), result_files.this_machine()
@@ -124,7 +126,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for name in args.contenders
         },
         "rows": rows,
-        "profiles": traces,
+        "profiles": {name: found for name, found in traces.items() if name not in strangers},
     }
 
 

@@ -89,7 +89,7 @@ def serving(folder: Path = result_files.FOLDER) -> str:
         parts.append(_serving_rows(record["rows"]) + "\n")
         for name, found in record["contenders"].items():
             if "error" in found:
-                parts.append(f"`{name}` did not start: {found['error']}\n\n")
+                parts.append(f"`{name}` is left out: {found['error']}\n\n")
     return "\n" + "".join(parts) if parts else NOTHING
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.serve.client import STREAM_INTERVAL
 from cpu_host.runtime import EVIDENCE_VARIABLE, MUTATION_VARIABLE
@@ -21,6 +23,12 @@ OPTIONS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "sm120_tuned": (("--fp4-gemm-backend", "sm120_tuned"), ("--moe-runner-backend", "sm120_tuned")),
     "marlin": (("--fp4-gemm-backend", "marlin"), ("--moe-runner-backend", "marlin")),
     "humming": (("--quantization", "humming"), ("--moe-runner-backend", "humming")),
+}
+#: What the names of a contender's kernels contain; SGLang may serve something else than what was asked for.
+KERNELS = {
+    "sm120": re.compile(r"sm120::"),
+    "marlin": re.compile(r"marlin", re.IGNORECASE),
+    "humming": re.compile(r"humming", re.IGNORECASE),
 }
 MODELOPT = ("--quantization", "modelopt_fp4")
 
@@ -120,6 +128,21 @@ class Fleet:
         for server in self.servers.values():
             server.stop()
         self._pool.shutdown()
+
+
+def impostors(profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Contenders whose profiles show none of their kernels, with the kernel that takes most of their time instead.
+
+    Args:
+        profiles: by contender and concurrency, as :func:`benchmarks.serve.profile.summary` returns them.
+    """
+    found = {}
+    for name, by_concurrency in profiles.items():
+        kernels = [kernel["name"] for profile in by_concurrency.values() for kernel in profile.get("kernels", ())]
+        if kernels and name in KERNELS and not any(KERNELS[name].search(kernel) for kernel in kernels):
+            most = re.split(r"[<(]", kernels[0].removeprefix("void "))[0]
+            found[name] = f"SGLang served it with other kernels; most of the time went to {most}"
+    return found
 
 
 def last_lines(text: str, count: int = 12) -> str:

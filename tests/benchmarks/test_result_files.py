@@ -99,7 +99,7 @@ def test_tables_show_every_file(tmp_path: Path, results: dict[str, Any]) -> None
     assert "`test_mixed.py::test_wrong`" in tests
     served = result_tables.serving(tmp_path)
     assert "| 16 | `marlin` | 200 (199 – 201) | 1.50 | 20.0 (19.0 – 21.0) | 3.00 (2.00 – 4.00) | 0 |" in served
-    assert "`humming` did not start: ImportError: no humming" in served
+    assert "`humming` is left out: ImportError: no humming" in served
     shares = result_tables.profiles(tmp_path)
     assert "| `sm120` | 16 | 4.00 | FP4 GEMM 50%, no kernel runs 50% |" in shares
     assert "RuntimeError: no trace" in shares

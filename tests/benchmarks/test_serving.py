@@ -177,6 +177,16 @@ def test_a_contender_that_does_not_start_leaves_its_reason(tmp_path: Path) -> No
         Server(Dead(**vars(chosen))).__enter__()
 
 
+def test_a_contender_that_sglang_serves_with_other_kernels_is_found_out() -> None:
+    kernels = {"sm120": "void sm120::skinny<1>()", "marlin": "void device::marlin::Marlin<4>()"}
+    profiles = {name: {"1": {"kernels": [{"name": kernel}, {"name": "fmha"}]}} for name, kernel in kernels.items()}
+    assert contenders.impostors(profiles) == {}
+    found = contenders.impostors({**profiles, "humming": profiles["marlin"], "sm120_tuned": profiles["marlin"]})
+    assert list(found) == ["humming"]
+    assert found["humming"].endswith("to device::marlin::Marlin")
+    assert contenders.impostors({"humming": {"1": {"error": "no trace"}}}) == {}
+
+
 def test_contenders_differ_in_their_backend_only(tmp_path: Path) -> None:
     def line(name: str, moe: bool) -> list[str]:
         return contenders.launch(name, tmp_path, tmp_path, contenders.Settings(), moe=moe).command_line(20000)

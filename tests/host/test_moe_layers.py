@@ -257,6 +257,19 @@ def test_a_runner_of_ours_is_replaced_in_the_arguments_and_found_again_in_the_sc
     assert (moe_choice.RUNNERS.own_target, moe_choice.RUNNERS.own_draft) == (None, runner)
 
 
+def test_a_runner_that_sglang_has_itself_is_left_to_it() -> None:
+    moe_choice.leave_to_sglang({"flashinfer_b12x"})
+    try:
+        assert moe_choice.replace("flashinfer_b12x", None, "modelopt_fp4") == {}
+        assert moe_choice.named() == ("", "")
+        assert moe_choice.replace("sm120", "flashinfer_b12x", "modelopt_fp4") == {
+            moe_choice.RUNNER: "flashinfer_cutlass"
+        }
+        assert moe_choice.named() == ("sm120", "")
+    finally:
+        moe_choice.leave_to_sglang(())
+
+
 @pytest.mark.parametrize("parent", [None, "a trainer"])
 def test_a_later_engine_of_the_process_does_not_inherit_a_runner(
     parent: str | None, monkeypatch: pytest.MonkeyPatch

@@ -124,6 +124,16 @@ def test_few_tokens_go_to_one_runner_and_many_to_another_and_both_are_right(
     assert "M<=4" not in caplog.text, "a kind of experts is said once"
 
 
+def test_kernels_that_want_up_first_serve_no_layer_whose_gate_comes_first() -> None:
+    """``tune`` measures the order of ``flashinfer_cutlass``; some releases load compressed-tensors the other way."""
+    shape = ExpertShape(6, 6, 3, 256, 256)
+    times: Times = {8: {"flashinfer_b12x": 1.0, "flashinfer_cutlass": 9.0}}
+    table.save(identity_of(ON_RTX), entries(times, shape), ["sglang-sm120", "tune", "some/model"])
+    tuning = moe_tuning.ExpertTuning(ON_RTX, table.find(ON_RTX)[0], "torch_reference")
+    plans = [tuning.plan(shape, "bfloat16", "modelopt_fp4", gate_first=first) for first in (False, True)]
+    assert [plan[8] for plan in plans] == ["flashinfer_b12x", None]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_beyond_the_measured_crossover_sglangs_own_method_serves(kind: str, called: list[str]) -> None:
     layer = tuned_layer(kind, ON_RTX, RTX_TIMES)

@@ -110,7 +110,7 @@ def test_runners_are_judged_by_the_table_first() -> None:
     assert [(job.subject, job.device) for job in jobs] == [("torch_reference", "cpu")]
     assert found["sm120"] == Outcome("unsupported", "needs a CUDA device")
     jobs.clear()
-    assert [outcome.status for _, outcome in probe_experts(runners([]), machine(RTX), 5.0, run=run)] == ["ok"] * 3
+    assert [outcome.status for _, outcome in probe_experts(runners([]), machine(RTX), 5.0, run=run)] == ["ok"] * 4
     assert {job.device for job in jobs} == {"cuda"}
     assert runners(["marlin", "sm120"]) == ["sm120"]
 
@@ -121,6 +121,10 @@ def test_kernels_of_flashinfer_get_only_sizes_that_sglang_gives_them() -> None:
     assert any(inner % 32 for _, _, _, _, inner, _ in ours.geometries), "what tensor parallelism leaves must be tried"
     assert any(local < experts for experts, local, *_ in theirs.geometries), "and expert parallelism"
     assert ExpertPlan.from_json(ours.to_json()) == ours
+    whole = expert_plan_for(machine(RTX), "flashinfer_b12x")
+    assert whole.geometries
+    assert all(local == experts and inner % 128 == 0 for experts, local, _, _, inner, _ in whole.geometries)
+    assert whole.dtypes == ("bfloat16",)
 
 
 @pytest.mark.gpu
