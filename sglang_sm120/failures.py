@@ -9,6 +9,9 @@ from sglang_sm120.records import identity_of
 from sglang_sm120.verification import failed_file
 from sglang_sm120.verification.failed_file import DenseFacts, ExpertFacts
 
+#: In texts of torch and FlashInfer, of our own kernels and Triton, and of the driver.
+_CUDA_ERRORS = ("CUDA error", "cudaError", "CUDA_ERROR", "CUDA driver error")
+
 
 def failed_call(
     backend: str,
@@ -37,7 +40,7 @@ def failed_call(
         An error of the type of ``error`` if that is one of ours, else a :class:`BackendError`.
     """
     late = ""
-    if "CUDA error" in str(error):
+    if any(mark in str(error) for mark in _CUDA_ERRORS):
         late = " A CUDA error may come from a kernel that was launched before this one: CUDA_LAUNCH_BLOCKING=1 tells."
     kind = type(error) if isinstance(error, Sm120Error) else BackendError
     told = kind(
