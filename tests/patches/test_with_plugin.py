@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ from sglang_sm120.upstream.target import Target
 from tests.matrix.test_releases import ask_scheduler, command
 from tests.patches import releases
 from tests.patches.releases import Release, patched, published
+from tools.envs import RELEASES
 
 SCRIPT = Path(__file__).with_name("with_plugin.py")
 ROOT = Path(__file__).resolve().parents[2]
+#: Other series of patches, around what changed in SGLang: 0.5.9 has no plugins, 0.5.11 is the first with them, 0.5.12.post1
+#: has patches 0001 to 0003, 0.5.18 also 0004 and no platform object yet, 0.5.22 also 0005.
+OLDER = ("0.5.9", "0.5.11", "0.5.12.post1", "0.5.18", "0.5.22")
 
 
 def ask(python: str, release: str, target: Target, change: Change, folder: Path) -> dict[str, Any]:
@@ -76,13 +81,18 @@ def test_the_newest_release(real: Catalog, tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_the_first_release_with_plugins(real: Catalog, tmp_path: Path) -> None:
-    release = published("0.5.11")
-    target, change = patched(release, real, tmp_path, tree=False)
-    answer = ask(release.python, "0.5.11", target, change, tmp_path)
-    check(answer, {"flashinfer_cutedsl"})
-    assert answer["members"]["flashinfer_cutedsl"] == "cute-dsl"
-    assert "flashinfer_b12x" in answer["members"], "what the patch does not bring is still added by the package"
+@pytest.mark.parametrize("release", OLDER)
+def test_an_older_release(
+    release: str, real: Catalog, tmp_path: Path, record_sampled: Callable[[str, int, int], None]
+) -> None:
+    record_sampled("patched with the package", len(OLDER), len(RELEASES) - 1)
+    there = published(release)
+    target, change = patched(there, real, tmp_path, tree=False)
+    answer = ask(there.python, release, target, change, tmp_path)
+    native = releases.added_values(change)
+    check(answer, set(native))
+    assert [answer["members"][value] for value in native] == [releases.NAMES[value] for value in native]
+    assert "flashinfer_b12x" in answer["members"], "what a patch does not bring is still added by the package"
 
 
 @pytest.mark.matrix
