@@ -69,7 +69,14 @@ def check(target: Target, catalog: Catalog) -> Change:
         if status.condition == "interrupted":
             raise PatchError(f"{target.package}: {status.detail}")
         raise PatchError(f"{target.package} is patched already; `sglang-sm120 patches revert` takes that back.")
-    release = identify(target, catalog)
+    release, stated = identify(target, catalog), target.stated_release()
+    if stated not in {release, None}:
+        logger.warning(
+            "%s states that it is SGLang %s; the files that the patches change are those of %s, whose patches it gets.",
+            target.package,
+            stated,
+            release,
+        )
     return _plan(target, catalog.series(release), release, _left_over(target, state))
 
 

@@ -152,12 +152,12 @@ def restore(target: Target, state: State) -> None:
     try:
         for number, file in enumerate(state.files):
             place = _place(target, file)
-            if sha256(place) != file.after:
-                continue
-            if file.before is None:
-                place.unlink()
-            else:
-                _move(target.package / FOLDER / f"original-{number}", place)
+            if sha256(place) == file.after:
+                if file.before is None:
+                    place.unlink()
+                else:
+                    _move(target.package / FOLDER / f"original-{number}", place)
+            # Of a file that is back already too: an earlier call may have died between the two.
             _drop_bytecode(place)
         for folder in reversed(state.folders):
             _remove_empty(_inside(target, folder))

@@ -146,9 +146,15 @@ def test_an_unknown_release_is_refused(installed: Target, catalog: Catalog) -> N
         operations.apply(installed, catalog)
 
 
-def test_files_decide_which_release_it_is_not_what_it_states(installed: Target, catalog: Catalog) -> None:
-    (installed.package / "_version.py").write_text("__version__ = '9.2'\n")
+def test_files_decide_which_release_it_is_not_what_it_states(
+    installed: Target, catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (operations.check(installed, catalog).release, caplog.messages) == ("9.1", [])
+    (installed.package / "_version.py").write_text("__version__ = '9.3'\n")
     assert operations.check(installed, catalog).release == "9.1"
+    (warning,) = caplog.messages
+    assert "states that it is SGLang 9.3" in warning
+    assert "are those of 9.1" in warning
 
 
 def test_a_second_apply_is_refused_and_changes_nothing(installed: Target, catalog: Catalog) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import py_compile
 import shutil
 import signal
 import subprocess
@@ -109,6 +110,27 @@ def test_a_revert_killed_anywhere_is_finished_by_the_next_command(installed: Tar
     assert until_it_survives(lambda: operations.revert(installed), repair) > 5
     assert conditions == {"patched", "interrupted", "published"}
     assert snapshot(installed.package) == before
+
+
+def test_no_bytecode_of_the_patches_outlives_a_revert_that_was_killed(installed: Target, catalog: Catalog) -> None:
+    operations.apply(installed, catalog)
+
+    def compile_patched() -> list[Path]:
+        # Python believes such bytecode without a look at the source.
+        unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        sources = [installed.package / path for path in ("srt/engine.py", "srt/values.py")]
+        return [Path(py_compile.compile(str(source), invalidation_mode=unchecked) or "") for source in sources]
+
+    compiled = compile_patched()
+
+    def repair() -> None:
+        operations.revert(installed)
+        assert not any(file.exists() for file in compiled)
+        operations.apply(installed, catalog)
+        compile_patched()
+
+    assert until_it_survives(lambda: operations.revert(installed), repair) > 5
+    assert not any(file.exists() for file in compiled)
 
 
 def test_a_revert_killed_anywhere_is_finished_by_an_apply(installed: Target, catalog: Catalog) -> None:
