@@ -37,7 +37,8 @@ case.run(x)
 
 
 def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, env.CACHE_DIR: str(cache), "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environ = {**os.environ, env.CACHE_DIR: str(cache), "PYTHONPATH": path}
     return subprocess.run(
         [sys.executable, *arguments], env=environ, capture_output=True, text=True, check=False, timeout=300
     )
