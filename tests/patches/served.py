@@ -57,7 +57,12 @@ def _ask_like_on_a_card(module: ModuleType) -> None:
 
 
 def _prepare_like_on_a_card(module: ModuleType) -> None:
-    """Newer releases prepare weights on such a card alone; elsewhere older ones quantize by another kernel."""
+    """Since 0.5.13 SGLang prepares weights for FlashInfer on Blackwell cards alone, and an SM12x card is one.
+
+    ``modelopt_quant`` asks by a function and since 0.5.19 through the platform. Only this module gets the answer of a
+    card, and only to this question: the platform that it sees has no other attribute. Up to 0.5.11 it has also chosen
+    its quantizer by the card, when it was imported; there it gets FlashInfer's, as on SM12x.
+    """
     import flashinfer
     import torch
 
@@ -65,5 +70,7 @@ def _prepare_like_on_a_card(module: ModuleType) -> None:
     if hasattr(modelopt, "get_platform"):
         modelopt.get_platform = lambda: SimpleNamespace(is_blackwell=True)
     else:
+        modelopt.is_blackwell_supported = lambda: True
+    if not hasattr(sys.modules[_FP4_UTILS], "fp4_quantize"):
         modelopt.fp4_quantize = flashinfer.fp4_quantize
     torch.Tensor.cuda = lambda self: self  # type: ignore[method-assign, assignment]
