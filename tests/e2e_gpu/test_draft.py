@@ -48,7 +48,7 @@ def draft_fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     launches = {}
 
     def add(name: str, target: str, options: tuple[str, ...], environ: dict[str, str]) -> None:
-        settings = contenders.Settings(max_tokens=32768, extra=options)
+        settings = contenders.Settings(max_requests=CONCURRENCY, max_tokens=32768, extra=options)
         workdir = tmp_path_factory.mktemp(name.replace(" ", "-"))
         launches[name] = contenders.launch(target, model, workdir, settings, moe=True)
         launches[name].environ.update(environ)
