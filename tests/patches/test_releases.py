@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import csv
+import os
 import py_compile
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -50,20 +52,33 @@ def test_it_applies_to_the_installed_package_and_goes_back(release: str, real: C
     assert snapshot(target.package) == before
 
 
-def test_git_applies_the_same(release: str, real: Catalog, tmp_path: Path) -> None:
+def test_git_am_does_the_same(release: str, real: Catalog, tmp_path: Path) -> None:
     source = copy_of(published(release), real, tmp_path / "ours", tree=True)
-    with_git = copy_of(published(release), real, tmp_path / "git", tree=True)
-    change = operations.apply(source, real)
-    for patch in change.series:
-        subprocess.run(
-            ["git", "apply", "--unsafe-paths", f"--directory={with_git.tree}", str(real.root / patch.name)],
-            cwd=tmp_path,
-            check=True,
-        )
-    for file in change.state.files:
-        place = with_git.locate(file.path)
+    tree = tmp_path / "git"
+    for path in real.pristine[release]:
+        place = source.locate(path)
         assert place is not None
-        assert sha256(place) == file.after
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(place, tree / path)
+    change = operations.apply(source, real)
+
+    def git(*words: str) -> str:
+        # No configuration of this machine: it may sign commits, run hooks or convert the ends of lines.
+        alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        names = ["-c", "user.name=test", "-c", "user.email=test@example.invalid"]
+        run = subprocess.run(
+            ["git", *names, *words], cwd=tree, env={**os.environ, **alone}, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "published")
+    git("am", *(str(real.root / patch.name) for patch in change.series))
+    assert git("log", "--format=%s", "--reverse").splitlines()[1:] == [patch.subject for patch in change.series]
+    for file in change.state.files:
+        assert sha256(tree / file.path) == file.after
 
 
 def test_the_patched_release_has_the_values_and_passes_the_patches_own_tests(

@@ -26,8 +26,8 @@ from tools.envs import RELEASES
 
 SCRIPT = Path(__file__).with_name("with_plugin.py")
 ROOT = Path(__file__).resolve().parents[2]
-#: Other series of patches, around what changed in SGLang: 0.5.9 has no plugins, 0.5.11 is the first with them, 0.5.12.post1
-#: has patches 0001 to 0003, 0.5.18 also 0004 and no platform object yet, 0.5.22 also 0005.
+#: Other series of patches, around what changed in SGLang: 0.5.9 has no plugins and 0.5.11 is the first with them;
+#: 0.5.12.post1 has patches 0001 to 0003, 0.5.18 also 0004 and no platform object yet, 0.5.22 also 0005.
 OLDER = ("0.5.9", "0.5.11", "0.5.12.post1", "0.5.18", "0.5.22")
 
 
