@@ -94,3 +94,10 @@ def test_the_patched_release_has_the_values_and_passes_the_patches_own_tests(
         assert answer["choices"].count(value) == 1
         assert answer["members"][value] == NAMES[value]
         assert f"'{value}'" in answer["help"]
+
+
+def test_an_unpatched_copy_does_not_pass_for_a_patched_one(real: Catalog, tmp_path: Path) -> None:
+    there = published("0.5.9")
+    target = copy_of(there, real, tmp_path, tree=False)
+    with pytest.raises(AssertionError, match="'hunk': None"):
+        ask(there.python, target, operations.check(target, real), tmp_path / "witness", tests=False)
