@@ -6,13 +6,14 @@ from functools import cache
 
 import pytest
 
-from sglang_sm120.backends.moe_table import MOE_RUNNERS
+from sglang_sm120.backends.moe_verdict import moe_verdict
 from sglang_sm120.cards import Card, cards
 from sglang_sm120.errors import ConfigError
 from sglang_sm120.models.advice import advise, planned_facts
 from sglang_sm120.models.architecture import read_model
 from sglang_sm120.models.quantization import read_quantization
 from sglang_sm120.models.source import load_source, presets
+from tests.dispatch.machines import RTX, machine
 
 CARDS = [card for card in cards().values() if card.is_sm12x]
 GIB = 2**30
@@ -66,6 +67,14 @@ def test_no_command_stores_keys_and_values_as_fp4(card: Card) -> None:
     assert {flags.get("--kv-cache-dtype") for flags in commands(card).values()} <= {None, "fp8_e4m3"}
 
 
-def test_flashinfers_experts_that_write_out_of_bounds_are_no_value() -> None:
+def test_experts_that_wrote_out_of_bounds_are_refused_there_and_warned_of_in_later_releases() -> (
+    None
+):
     """vllm#50189, flashinfer#5446."""
-    assert not [value for value in MOE_RUNNERS if "b12x" in value]
+    for release in ("0.6.17", "0.6.18", "0.7.0"):
+        old = moe_verdict("flashinfer_b12x", "modelopt_fp4", machine(RTX, flashinfer=release))
+        assert old is not None
+        assert old.status == "unsupported", release
+    new = moe_verdict("flashinfer_b12x", "modelopt_fp4", machine(RTX))
+    assert new is not None
+    assert [warning for warning in new.warnings if "flashinfer#5446" in warning]

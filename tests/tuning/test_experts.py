@@ -137,7 +137,7 @@ def test_launches_are_shown_with_the_runner_that_makes_them() -> None:
 @pytest.mark.parametrize(
     ("backends", "text"),
     [
-        (("flashinfer_b12x",), "--backend='flashinfer_b12x'"),
+        (("flashinfer_cudnn",), "--backend='flashinfer_cudnn'"),
         (("sm120",), "sglang-sm120 probe first"),
         (("marlin",), "'marlin'"),
     ],
@@ -155,6 +155,7 @@ def test_only_runners_that_passed_their_probe_of_experts_are_measured() -> None:
     assert taken == ["flashinfer_cutlass"]
     assert left_out == {
         "sm120": "probe says wrong",
+        "flashinfer_b12x": "not probed on this card and these versions",
         "torch_reference": "not probed on this card and these versions",
     }
 
