@@ -139,9 +139,11 @@ def goals(folder: Path = result_files.FOLDER) -> str:
 
 
 def profiles(folder: Path = result_files.FOLDER) -> str:
-    """Shares of the time of a decode step, by group of kernels."""
-    rows = []
+    """Shares of the time of a decode step, by group of kernels; a file may hold those of a run of their own."""
+    rows, others = [], []
     for record in result_files.read_all("serving", folder):
+        if other := record.get("profiles_of"):
+            others.append(f"{record['model']['name']}: commit `{other['commit'][:10]}`, {other['date'][:10]}.\n")
         for name, by_concurrency in record["profiles"].items():
             for concurrency, found in by_concurrency.items():
                 shares = found.get("shares")
@@ -150,7 +152,8 @@ def profiles(folder: Path = result_files.FOLDER) -> str:
                 )
                 step = f"{found['step_us'] / 1e3:.2f}" if shares else ""
                 rows.append([record["model"]["name"], record["card"], f"`{name}`", concurrency, step, text])
-    return table(["model", "card", "value", "requests", "ms per step", "shares"], rows)
+    text = table(["model", "card", "value", "requests", "ms per step", "shares"], rows)
+    return text + "".join(f"\nProfiled in a run of its own: {other}" for other in others)
 
 
 def kernels(folder: Path = BENCHMARKS) -> str:
