@@ -47,11 +47,14 @@ def beyond_limits(runner: str, sizes: ExpertSizes) -> str:
 
 
 def _of_sm120(sizes: ExpertSizes) -> str:
-    limited = (
-        ("hidden size", sizes.hidden, MAX_HIDDEN_SIZE),
-        ("number of experts on this rank", sizes.local, MAX_EXPERTS),
-        ("top_k", sizes.top_k, MAX_TOP_K),
-    )
+    if sizes.local > MAX_EXPERTS:
+        shares = (n for n in range(2, sizes.experts + 1) if sizes.experts % n == 0)
+        nearest = next(n for n in shares if sizes.experts // n <= MAX_EXPERTS)
+        return (
+            f"the number of experts on this rank {sizes.local} is above {MAX_EXPERTS}; the nearest --ep-size that "
+            f"shares them out is {nearest}"
+        )
+    limited = (("hidden size", sizes.hidden, MAX_HIDDEN_SIZE), ("top_k", sizes.top_k, MAX_TOP_K))
     return next((f"the {name} {size} is above {most}" for name, size, most in limited if size > most), "")
 
 
