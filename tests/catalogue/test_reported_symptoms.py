@@ -67,9 +67,7 @@ def test_no_command_stores_keys_and_values_as_fp4(card: Card) -> None:
     assert {flags.get("--kv-cache-dtype") for flags in commands(card).values()} <= {None, "fp8_e4m3"}
 
 
-def test_experts_that_wrote_out_of_bounds_are_refused_there_and_warned_of_in_later_releases() -> (
-    None
-):
+def test_experts_that_wrote_out_of_bounds_are_refused_there_and_warned_of_in_later_releases() -> None:
     """vllm#50189, flashinfer#5446."""
     for release in ("0.6.17", "0.6.18", "0.7.0"):
         old = moe_verdict("flashinfer_b12x", "modelopt_fp4", machine(RTX, flashinfer=release))
