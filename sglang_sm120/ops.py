@@ -94,6 +94,11 @@ def wants_up_first(backend: str) -> bool:
     return bool(getattr(moe_implementation(backend), "UP_FIRST_ONLY", False))
 
 
+def wants_one_stream(backend: str) -> bool:
+    """Whether calls of a MoE runner of ours must follow one another."""
+    return bool(getattr(moe_implementation(backend), "ONE_STREAM", False))
+
+
 def prepare_moe(backend: str, w13: ExpertWeights, w2: ExpertWeights, top_k: int, activation: str) -> bool:
     """Let a MoE runner of ours make what it keeps for one layer; its module may have a function ``prepare``.
 

@@ -36,6 +36,8 @@ from sglang_sm120.reference import Activation, ExpertWeights
 RUNNER = "flashinfer_b12x"
 #: Only the order of w13 that ``flashinfer_cutlass`` has; the other one would need a copy.
 UP_FIRST_ONLY = True
+#: Calls share workspaces, so they must follow one another.
+ONE_STREAM = True
 DTYPES = (torch.bfloat16,)
 #: Tokens of one call, for which the workspaces are made; more are cut. FlashInfer's default.
 CAPACITY = 4096
@@ -52,12 +54,16 @@ class _Workspaces:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """FlashInfer's object for one layer, its arguments that are the same in every call, and what they came from."""
+    """FlashInfer's object for one layer, its arguments that are the same in every call, and what they came from.
+
+    ``held`` keeps the addresses in ``sources`` from becoming those of other tensors.
+    """
 
     wrapper: Any
     workspaces: _Workspaces
     constants: dict[str, torch.Tensor]
-    sources: tuple[int, ...]
+    sources: tuple[int | str, ...]
+    held: tuple[torch.Tensor, ...]
 
 
 #: By the packed w13. Values hold aliases of their weights, not the tensors themselves, so they go when those go.
@@ -103,7 +109,7 @@ def moe(
 
     Args:
         hidden: bfloat16 [M, H].
-        topk_ids: int32 [M, top_k] below E; negative ones are skipped.
+        topk_ids: int32 [M, top_k] below E; negative ones are skipped. Like ``topk_weights`` copied where it has gaps.
         topk_weights: float32 [M, top_k].
         w13: ``packed`` [E, 2 * I, H / 2] with up before gate, for ``relu2`` [E, I, H / 2]; ``scales`` swizzled, [E, …];
             ``alpha`` float32 [E]; ``input_global_scale`` float32, one value or [E].
@@ -127,10 +133,10 @@ def moe(
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     if not len(hidden):
         return out
-    prepared = _PREPARED.get(w13.packed)
-    if prepared is None or prepared.sources != _sources(w13, w2):
-        prepared = _PREPARED[w13.packed] = _prepare(w13, w2, topk_ids.shape[1], activation)
-    hidden = hidden.contiguous()
+    prepared, top_k = _PREPARED.get(w13.packed), topk_ids.shape[1]
+    if prepared is None or prepared.sources != _sources(w13, w2, top_k, activation):
+        prepared = _PREPARED[w13.packed] = _prepare(w13, w2, top_k, activation)
+    hidden, topk_ids, topk_weights = hidden.contiguous(), topk_ids.contiguous(), topk_weights.contiguous()
     for start_row in range(0, len(hidden), CAPACITY):
         part = slice(start_row, start_row + CAPACITY)
         _run(prepared, hidden[part], topk_ids[part], topk_weights[part], out[part])
@@ -140,11 +146,17 @@ def moe(
 def _run(
     prepared: _Prepared, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Let FlashInfer write into ``out``: what it returns otherwise is a buffer that the next layer overwrites."""
+    """Let FlashInfer write into ``out``: what it returns otherwise is a buffer that the next layer overwrites.
+
+    The wrapper lives as long as its layer, and must not keep the memory of a result for so long.
+    """
     prepared.wrapper._moe_output = out
-    result = prepared.wrapper.run(
-        x=hidden, token_selected_experts=ids, token_final_scales=weights, **prepared.constants
-    )
+    try:
+        result = prepared.wrapper.run(
+            x=hidden, token_selected_experts=ids, token_final_scales=weights, **prepared.constants
+        )
+    finally:
+        prepared.wrapper._moe_output = prepared.workspaces.shared_output
     if result.data_ptr() != out.data_ptr():
         out.copy_(result)
 
@@ -154,9 +166,10 @@ def _prepare(w13: ExpertWeights, w2: ExpertWeights, top_k: int, activation: Acti
     sizes = ExpertSizes(experts, experts, top_k, hidden, 2 * half_inner)
     if obstacle := beyond_limits(RUNNER, sizes):
         raise _unsupported(obstacle)
-    wrapper, workspaces = _wrapper(sizes, activation, w13.packed.device)
-    # FlashInfer asks tensors for their version, which those made in inference mode lack.
+    # FlashInfer asks tensors for their version, which those made in inference mode lack; nor can those that it works in
+    # be written outside of that mode, by another layer of the size.
     with torch.inference_mode(False), torch.no_grad():
+        wrapper, workspaces = _wrapper(sizes, activation, w13.packed.device)
         constants = {
             "w1_weight": w13.packed.detach(),
             "w1_weight_sf": _in_tiles(w13),
@@ -167,25 +180,29 @@ def _prepare(w13: ExpertWeights, w2: ExpertWeights, top_k: int, activation: Acti
             "w2_alpha": w2.alpha.detach(),
             "fc2_input_scale": _for_each(w2.input_global_scale.reciprocal(), experts),
         }
-    return _Prepared(wrapper, workspaces, constants, _sources(w13, w2))
+        held = tuple(scale.detach() for scale in (w13.alpha, w13.input_global_scale, w2.input_global_scale))
+    return _Prepared(wrapper, workspaces, constants, _sources(w13, w2, top_k, activation), held)
 
 
 def _wrapper(sizes: ExpertSizes, activation: Activation, device: torch.device) -> tuple[Any, _Workspaces]:
     """FlashInfer's object for one layer, with the workspaces of the layers of the same size."""
     key = (device, sizes, activation)
     found = _WORKSPACES.get(key)
-    wrapper = _wrapper_class()(
-        num_experts=sizes.experts,
-        top_k=sizes.top_k,
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.inner,
-        use_cuda_graph=True,
-        max_num_tokens=CAPACITY,
-        device=str(device),
-        activation=activation,
-        quant_mode="nvfp4",
-        **(vars(found) if found is not None else {}),
-    )
+    try:
+        wrapper = _wrapper_class()(
+            num_experts=sizes.experts,
+            top_k=sizes.top_k,
+            hidden_size=sizes.hidden,
+            intermediate_size=sizes.inner,
+            use_cuda_graph=True,
+            max_num_tokens=CAPACITY,
+            device=str(device),
+            activation=activation,
+            quant_mode="nvfp4",
+            **(vars(found) if found is not None else {}),
+        )
+    except (ImportError, ValueError, NotImplementedError) as error:  # no CUDA 13, no CuTe DSL, a size
+        raise _unsupported(f"FlashInfer refuses it: {error}") from error
     try:
         made = _Workspaces(wrapper._static_workspace, wrapper._dynamic_workspace, wrapper._moe_output)
     except AttributeError as error:
@@ -219,10 +236,10 @@ def _for_each(scale: torch.Tensor, experts: int) -> torch.Tensor:
     return scale.to(torch.float32).expand(experts).contiguous()
 
 
-def _sources(w13: ExpertWeights, w2: ExpertWeights) -> tuple[int, ...]:
-    """Where the operands lie that the constants of a layer were made of."""
+def _sources(w13: ExpertWeights, w2: ExpertWeights, top_k: int, activation: Activation) -> tuple[int | str, ...]:
+    """What a layer was prepared for, and where the operands lie that its constants were made of."""
     stacks = (t for s in (w13, w2) for t in (s.packed, s.scales, s.alpha, s.input_global_scale))
-    return tuple(tensor.data_ptr() for tensor in stacks)
+    return top_k, activation, *(tensor.data_ptr() for tensor in stacks)
 
 
 def _unsupported(why: str) -> UnsupportedError:

@@ -283,7 +283,8 @@ MOE_RUNNERS: Mapping[str, Backend] = MappingProxyType(
 #: Values that ``ops.nvfp4_moe`` calls, and with the one that chooses among runners: what every SGLang gets from us.
 CALLED_RUNNERS: tuple[str, ...] = tuple(value for value, record in MOE_RUNNERS.items() if record.implementation)
 OUR_RUNNERS: tuple[str, ...] = (*CALLED_RUNNERS, _SM120_TUNED.value)
-#: Those of them that multiply with code of this package: they take any batch, whatever ids it has.
+#: Those of them that multiply with code of this package: they take any batch, whatever ids it has, and hand nothing
+#: in 16 bit from kernel to kernel.
 KERNEL_RUNNERS: tuple[str, ...] = tuple(
     value for value in CALLED_RUNNERS if MOE_RUNNERS[value].provider == "sglang_sm120"
 )

@@ -39,6 +39,7 @@ class Runners:
         own_target, own_draft: values of ours that these stand for.
         quantization: how the target stores its experts.
         making_draft: whether SGLang is about to make the draft model.
+        two_streams: whether prefill and decode run at the same time (``--enable-pdmux``).
     """
 
     target: str | None = None
@@ -47,6 +48,7 @@ class Runners:
     own_target: str | None = None
     own_draft: str | None = None
     making_draft: bool = False
+    two_streams: bool = False
 
     @property
     def own(self) -> str | None:

@@ -27,7 +27,7 @@ from sglang_sm120.host.conventions import ExpertConvention
 from sglang_sm120.host.moe_resolution import DRAFT_FLAG, FLAG, kind_of
 from sglang_sm120.host.state import STATE
 from sglang_sm120.reference import Activation, ExpertWeights
-from sglang_sm120.tuning.expert_cases import ExpertShape
+from sglang_sm120.tuning.expert_cases import ExpertShape, padded
 from sglang_sm120.verification.failed_file import ExpertFacts
 
 Stack = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -137,7 +137,8 @@ def check_sizes(layer: Any, experts: Experts, hidden: int, inner: int, count: in
     Raises:
         UnsupportedError: names the size and its limit, or the tensor-parallel size and the nearest one that works.
     """
-    sizes = ExpertSizes(layer.num_experts, count, layer.moe_runner_config.top_k or 0, hidden, inner)
+    gated, top_k = layer.moe_runner_config.is_gated, layer.moe_runner_config.top_k or 0
+    sizes = ExpertSizes(layer.num_experts, count, top_k, hidden, inner if gated else padded(inner))
     if excess := beyond_limits(_kernels(experts), sizes):
         raise _refusal(experts, excess)
     if hidden % BLOCK_SIZE:
@@ -348,6 +349,8 @@ def _foreign_form(experts: Experts, config: Any) -> str:
         return f"its kernels do not take {experts.dtype} activations"
     if experts.gate_first and config.is_gated and ops.wants_up_first(experts.runner):
         return "its kernels want up before gate, and this SGLang loads these experts gate first"
+    if moe_choice.RUNNERS.two_streams and ops.wants_one_stream(experts.runner):
+        return "its layers share workspaces, which prefill and decode use at the same time (--enable-pdmux)"
     return ""
 
 

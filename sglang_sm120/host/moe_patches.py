@@ -37,6 +37,8 @@ def note_runners(module: ModuleType, patcher: Patcher) -> None:
         original(*args, **kwargs)
         moe_tuning.forget()  # another server of this process may have had another table
         scheduler = sys._getframe(1).f_locals.get("self")
+        arguments = getattr(scheduler, "server_args", None)
+        moe_choice.RUNNERS.two_streams = bool(getattr(arguments, "enable_pdmux", False))
         moe_resolution.note_runners(
             module.get_moe_runner_backend().value,
             module.get_speculative_moe_runner_backend().value,

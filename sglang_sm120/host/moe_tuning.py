@@ -73,6 +73,8 @@ class ExpertTuning:
         usable = self._usable(kind, theirs)
         if gate_first and shape.activation == "silu":
             usable = {value for value in usable if value not in CALLED_RUNNERS or not ops.wants_up_first(value)}
+        if moe_choice.RUNNERS.two_streams:
+            usable = {value for value in usable if value not in CALLED_RUNNERS or not ops.wants_one_stream(value)}
         choices = self.table.runners_by_rows(shape.key, dtype, usable) if self.table is not None else {}
         if not choices:
             self._say(f"{VALUE} has no entry for {shape.label} {dtype}: {theirs or self.own} serves these experts.")
@@ -184,7 +186,6 @@ def _own(facts: HostFacts, retired: dict[str, str]) -> str:
 def _load(value: str, device: torch.device, retired: dict[str, str]) -> None:
     try:
         ops.start_moe(value, device)
+        self_test.run_moe(value, device)
     except UnsupportedError as error:
         retired[value] = str(error)
-    else:
-        self_test.run_moe(value, device)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sglang_sm120.backends.moe_table import KERNEL_RUNNERS
 from sglang_sm120.backends.moe_verdict import route_of
 from sglang_sm120.host import moe_layers
 from sglang_sm120.host.conventions import ExpertConvention
@@ -89,7 +90,8 @@ def run(watch: Watcher, inner: Callable[..., Any], method: Any, layer: Any, disp
         call.why_not = "" if ours else watched.obstacle or _odd_batch(dispatched, combined)
         if not call.why_not:
             made = _call(layer, watched, dispatched)
-            watch.check_experts(made, combined.hidden_states, call.backend, rounds_between=ours is None)
+            rounds = ours not in KERNEL_RUNNERS  # kernels of others do, called by SGLang or by us
+            watch.check_experts(made, combined.hidden_states, call.backend, rounds_between=rounds)
 
     return watch.watched(layer, sizes_of(layer), rows, lambda: inner(method, layer, dispatched), look, experts=True)
 

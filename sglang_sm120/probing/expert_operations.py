@@ -13,7 +13,7 @@ import torch
 
 from sglang_sm120 import ops
 from sglang_sm120.backends.expert_limits import ExpertSizes, beyond_limits
-from sglang_sm120.backends.moe_table import CALLABLE_RUNNERS, MOE_RUNNERS
+from sglang_sm120.backends.moe_table import CALLABLE_RUNNERS, KERNEL_RUNNERS, MOE_RUNNERS
 from sglang_sm120.errors import ConfigError, UnsupportedError, bad_value
 from sglang_sm120.probing.operations import autotune
 from sglang_sm120.reference import Activation, ExpertWeights
@@ -86,11 +86,10 @@ def of_runner(runner: str) -> ExpertOperations:
         order = (layer.activation, layer.gate_first, layer.first_expert)
         return ops.nvfp4_moe(hidden, ids, weights, *stacks, *order, runner)
 
-    foreign = record.provider != "sglang_sm120"  # it adds up in the type of its result
     return ExpertOperations(
         moe,
         can_be_captured=not record.any_device,
-        rounds_between=foreign,
+        rounds_between=runner not in KERNEL_RUNNERS,
         up_first_only=ops.wants_up_first(runner),
     )
 

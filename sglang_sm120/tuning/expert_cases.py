@@ -90,11 +90,11 @@ def _shapes(model: Model, uses: Iterable[Use], ep: int) -> Iterable[ExpertShape]
             if block in gated:
                 yield ExpertShape(model.experts, local, model.top_k, use.n, use.k, layers=(block,))
             else:
-                yield ExpertShape(model.experts, local, model.top_k, use.n, _padded(use.k), "relu2", (block,))
+                yield ExpertShape(model.experts, local, model.top_k, use.n, padded(use.k), "relu2", (block,))
 
 
-def _padded(inner: int) -> int:
-    """I of experts without a gate as it reaches the kernels."""
+def padded(inner: int) -> int:
+    """I of experts without a gate as it reaches the kernels; SGLang has them with ModelOpt alone."""
     return -(-inner // _PADDING) * _PADDING
 
 
@@ -125,6 +125,6 @@ def read_experts(texts: Iterable[str], ep: int) -> list[ExpertShape]:
             raise ConfigError(bad_value("--experts", text, remedy))
         activation: Activation = "relu2" if match[5] == "relu2" else "silu"
         if activation == "relu2":
-            inner = _padded(inner)
+            inner = padded(inner)
         found.append(ExpertShape(experts, _local(experts, ep), top_k, hidden, inner, activation))
     return _distinct(found)

@@ -9,16 +9,20 @@ tests/moe/test_b12x_direct_micro_scale_contract.py).
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from sglang_sm120 import ops, reference, self_test
+from sglang_sm120 import env, ops, reference, self_test
 from sglang_sm120.backends import flashinfer_b12x_experts as b12x
 from sglang_sm120.errors import ConfigError, UnsupportedError
-from sglang_sm120.host import moe_choice
+from sglang_sm120.host import moe_choice, moe_tuning
 from sglang_sm120.host.moe_choice import Runners
 from sglang_sm120.layout import ScaleLayout, padded_scale_shape
 from sglang_sm120.probing import expert_bound
@@ -26,12 +30,16 @@ from sglang_sm120.reference import ExpertWeights
 from tests.dispatch.machines import RTX, machine
 from tests.host.conftest import Serving
 from tests.host.expert_layers import KINDS, ExpertLayer, Shape, serve_with
+from tests.host.watching import watching
 from tests.support.moe_problem import random_moe
 from tests.support.nvfp4 import assert_matches_oracle
 
 RUNNER = b12x.RUNNER
-SHAPES = {"gated": Shape(hidden=256, inner=256), "relu2": Shape(hidden=128, inner=384, gated=False)}
+#: Without a gate SGLang pads I, here to 384.
+SHAPES = {"gated": Shape(hidden=256, inner=256), "relu2": Shape(hidden=128, inner=336, gated=False)}
 LAUNCHES: Counter[str] = Counter()
+#: What passes from one kernel to the next.
+BETWEEN = torch.float64
 
 
 def kernels(name: str, given: dict[str, Any]) -> torch.Tensor:
@@ -41,6 +49,9 @@ def kernels(name: str, given: dict[str, Any]) -> torch.Tensor:
     weights, x, out = given["weights"], given["a"], given["scatter_output"]
     ids, router = given["topk_ids"], given["topk_weights"].double()
     assert ids.dtype == torch.int32
+    assert ids.is_contiguous()
+    assert given["topk_weights"].is_contiguous()
+    assert given["top_k"] == ids.shape[1]
     total = torch.zeros(x.shape, dtype=torch.float64)
     for expert in ids[ids >= 0].unique().tolist():
         token, slot = torch.nonzero(ids == expert, as_tuple=True)
@@ -48,10 +59,12 @@ def kernels(name: str, given: dict[str, Any]) -> torch.Tensor:
         first *= weights.w1_alpha[expert].double()
         up, gate = first.chunk(2, 1)
         hidden = up * gate * gate.sigmoid() if given["activation"] == "silu" else first.relu() ** 2
+        hidden = hidden.to(BETWEEN)
         second = _product(
             hidden.float(), weights.w2_storage, weights.w2_scale_storage, given["down_input_scale"], expert
         )
-        total.index_add_(0, token, second * weights.w2_alpha[expert].double() * router[token, slot][:, None])
+        second = (second * weights.w2_alpha[expert].double()).to(BETWEEN).double()
+        total.index_add_(0, token, second * router[token, slot][:, None])
     return out.copy_(total)  # type: ignore[no-any-return]
 
 
@@ -70,7 +83,6 @@ def flashinfer_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What FlashInfer asks of CUDA, and its kernels."""
     import flashinfer.jit.cpp_ext as cpp_ext
     from flashinfer.fused_moe.cute_dsl.blackwell_sm12x import moe_dispatch
-    from packaging.version import Version
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cpp_ext, "get_cuda_version", lambda: Version("13.0"))
@@ -119,6 +131,43 @@ def test_layers_of_one_size_share_workspaces_and_nothing_else() -> None:
     assert found[0].wrapper._dynamic_workspace is found[1].wrapper._dynamic_workspace is not None
 
 
+def test_the_memory_of_a_result_is_the_callers() -> None:
+    layer = make("ModelOpt", SHAPES["gated"])
+    kept = StorageWeakRef(layer.run(*layer.batch(3)).untyped_storage())
+    gc.collect()
+    assert kept.expired()
+
+
+def test_workspaces_made_in_inference_mode_serve_outside_of_it() -> None:
+    problem = random_moe(3, 4, 2, 256, 256)
+    with torch.inference_mode():
+        b12x.moe(problem.hidden, problem.ids, problem.weights, problem.w13, problem.w2, "silu", False, 0)
+    made = vars(b12x._PREPARED[problem.w13.packed].workspaces.shared_static_workspace)
+    assert not any(value.is_inference() for value in made.values() if isinstance(value, torch.Tensor))
+
+
+def test_one_set_of_weights_serves_any_number_of_experts_of_a_token() -> None:
+    problem = random_moe(3, 4, 2, 256, 256)
+    for top_k in (2, 1, 2):
+        ids, router = problem.ids[:, :top_k], problem.weights[:, :top_k]
+        out = b12x.moe(problem.hidden, ids, router, problem.w13, problem.w2, "silu", False, 0)
+        ids, router = ids.contiguous(), router.contiguous()
+        expected = reference.moe(problem.hidden, ids, router, problem.w13, problem.w2, "silu", False)
+        assert_matches_oracle(out, expected.double(), 0.02 * expected.double().abs().max())
+
+
+def test_right_results_of_kernels_that_round_between_them_pass_the_check_of_a_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path))
+    monkeypatch.setattr(sys.modules[__name__], "BETWEEN", torch.bfloat16)
+    with watching(monkeypatch) as watcher:
+        layer = make("ModelOpt", SHAPES["gated"])
+        layer.layer.sm120_name = "experts"  # type: ignore[assignment]
+        layer.run(*layer.batch(33))
+    assert watcher.coverage.checked == 1
+
+
 def test_what_was_prepared_goes_with_the_weights() -> None:
     before = len(b12x._PREPARED), len(b12x._WORKSPACES)
     layer = make("ModelOpt", Shape(hidden=384, inner=512))
@@ -154,6 +203,21 @@ def test_the_check_at_the_start_passes_and_notices_wrong_scales(monkeypatch: pyt
     monkeypatch.setattr(b12x, "_for_each", lambda scale, experts: scale.reciprocal().expand(experts).contiguous())
     with pytest.raises(self_test.SelfTestError, match=RUNNER):
         self_test.run_moe(RUNNER, "cpu")
+
+
+def test_what_flashinfer_refuses_is_refused_as_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``sm120_tuned`` then serves without it."""
+    monkeypatch.setattr("flashinfer.jit.cpp_ext.get_cuda_version", lambda: Version("12.9"))
+    retired: dict[str, str] = {}
+    moe_tuning._load(RUNNER, torch.device("cpu"), retired)
+    assert "requires CUDA 13" in retired[RUNNER]
+
+
+def test_two_streams_at_a_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_with(RUNNER, "ModelOpt", facts=machine(RTX, sglang="0.5.23"))
+    monkeypatch.setattr(moe_choice.RUNNERS, "two_streams", True)
+    with pytest.raises(UnsupportedError, match="enable-pdmux.*--moe-runner-backend auto"):
+        ExpertLayer("ModelOpt", SHAPES["gated"])
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,15 @@ def test_kernels_that_want_up_first_serve_no_layer_whose_gate_comes_first() -> N
     assert [plan[8] for plan in plans] == ["flashinfer_b12x", None]
 
 
+def test_kernels_that_want_one_stream_serve_no_server_with_two() -> None:
+    shape = ExpertShape(6, 6, 3, 256, 256)
+    table.save(identity_of(ON_RTX), entries({8: {"flashinfer_b12x": 1.0, "sm120": 9.0}}, shape), ["tune"])
+    for two, served in ((False, "flashinfer_b12x"), (True, "sm120")):
+        moe_choice.RUNNERS.two_streams = two
+        tuning = moe_tuning.ExpertTuning(ON_RTX, table.find(ON_RTX)[0], "torch_reference")
+        assert tuning.plan(shape, "bfloat16", "modelopt_fp4", gate_first=False)[8] == served
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_beyond_the_measured_crossover_sglangs_own_method_serves(kind: str, called: list[str]) -> None:
     layer = tuned_layer(kind, ON_RTX, RTX_TIMES)

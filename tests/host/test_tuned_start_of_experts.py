@@ -46,12 +46,30 @@ def test_experts_without_a_gate_are_looked_up_as_they_are_measured() -> None:
     assert moe_layers.shape_of(layer.layer, layer.method.sm120_experts) == measured
 
 
-def test_another_server_of_the_process_finds_its_own_table() -> None:
+def start_of_a_scheduler() -> Any:
     module: Any = ModuleType("utils")
     member = SimpleNamespace(value="auto")
     module.initialize_moe_config = lambda: None
     module.get_moe_runner_backend = module.get_speculative_moe_runner_backend = lambda: member
     moe_patches.note_runners(module, Patcher())
+    return module
+
+
+def test_a_server_that_runs_prefill_and_decode_at_once_is_noted() -> None:
+    module = start_of_a_scheduler()
+
+    class Scheduler:
+        def __init__(self, pdmux: bool) -> None:
+            self.server_args = SimpleNamespace(enable_pdmux=pdmux)
+            module.initialize_moe_config()
+
+    for pdmux in (True, False):
+        Scheduler(pdmux)
+        assert moe_choice.RUNNERS.two_streams == pdmux
+
+
+def test_another_server_of_the_process_finds_its_own_table() -> None:
+    module = start_of_a_scheduler()
     serve_with("sm120_tuned", "ModelOpt")
     device = torch.device("cpu")
     before = moe_tuning.start(device)
