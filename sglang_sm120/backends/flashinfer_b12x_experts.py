@@ -214,7 +214,7 @@ def _wrapper(sizes: ExpertSizes, activation: Activation, device: torch.device) -
 def _wrapper_class() -> Any:
     try:
         cls: Any = import_module("flashinfer").B12xMoEWrapper
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, RuntimeError, OSError) as error:  # none, an old one, one that is broken
         raise _unsupported(f"FlashInfer cannot be asked for it: {error}") from error
     missing = {"quant_mode", *_Workspaces.__dataclass_fields__} - set(inspect.signature(cls.__init__).parameters)
     if missing:

@@ -213,6 +213,19 @@ def test_what_flashinfer_refuses_is_refused_as_the_runner(monkeypatch: pytest.Mo
     assert "requires CUDA 13" in retired[RUNNER]
 
 
+@pytest.mark.parametrize("error", [ImportError("no tabulate"), RuntimeError("the version of flashinfer-cubin")])
+def test_a_flashinfer_that_does_not_import_is_told_as_the_runner(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(name: str) -> Any:
+        raise error
+
+    monkeypatch.setattr(b12x, "import_module", broken)
+    b12x._wrapper_class.cache_clear()
+    with pytest.raises(UnsupportedError, match=f"{RUNNER}.*{error}"):
+        ops.start_moe(RUNNER, torch.device("cpu"))
+
+
 def test_two_streams_at_a_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     serve_with(RUNNER, "ModelOpt", facts=machine(RTX, sglang="0.5.23"))
     monkeypatch.setattr(moe_choice.RUNNERS, "two_streams", True)
