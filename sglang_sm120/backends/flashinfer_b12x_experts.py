@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -82,7 +82,10 @@ def start(device: torch.device) -> None:
 
 
 def prepare(w13: ExpertWeights, w2: ExpertWeights, top_k: int, activation: Activation) -> None:
-    """Make what the calls of one layer need: workspaces first of all, before SGLang divides the rest of the memory.
+    """Make the workspaces of one layer, before SGLang divides the rest of the memory, and see whether it is taken.
+
+    The scales are derived by the first call: some of SGLang's loaders (``sharded_state``, ``presharded``, ``remote``)
+    prepare layers first and copy what another server had prepared into them.
 
     Args:
         w13, w2: as of :func:`moe`.
@@ -92,7 +95,7 @@ def prepare(w13: ExpertWeights, w2: ExpertWeights, top_k: int, activation: Activ
     Raises:
         UnsupportedError: sizes that FlashInfer does not take, or a FlashInfer that this package does not know.
     """
-    _PREPARED[w13.packed] = _prepare(w13, w2, top_k, activation)
+    _PREPARED[w13.packed] = replace(_prepare(w13, w2, top_k, activation), sources=())
 
 
 def moe(

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sglang_sm120 import env, ops, reference, self_test
 from sglang_sm120.backends import flashinfer_b12x_experts as b12x
 from sglang_sm120.errors import ConfigError, UnsupportedError
-from sglang_sm120.host import moe_choice, moe_tuning
+from sglang_sm120.host import moe_choice, moe_layers, moe_tuning
 from sglang_sm120.host.moe_choice import Runners
 from sglang_sm120.layout import ScaleLayout, padded_scale_shape
 from sglang_sm120.probing import expert_bound
@@ -176,6 +176,17 @@ def test_what_was_prepared_goes_with_the_weights() -> None:
     del layer
     gc.collect()
     assert (len(b12x._PREPARED), len(b12x._WORKSPACES)) == before
+
+
+def test_what_is_copied_into_a_prepared_layer_counts() -> None:
+    """As the loaders do that read what another server had prepared."""
+    layer = make("ModelOpt", SHAPES["gated"])
+    for name, factor in (("g1_alphas", 3.0), ("w13_input_scale_quant", 0.5), ("w2_input_scale_quant", 2.0)):
+        getattr(layer.layer, name).data.mul_(factor)
+    hidden, ids, router = layer.batch(3)
+    w13, w2 = moe_layers._operands(layer.layer, layer.method.sm120_experts)
+    right = ops.nvfp4_moe(hidden, ids, router, *w13, *w2, "silu", False, 0, "torch_reference")
+    assert_matches_oracle(layer.run(hidden, ids, router), right.double(), 0.02 * right.double().abs().max())
 
 
 def test_weights_cannot_be_loaded_again() -> None:
