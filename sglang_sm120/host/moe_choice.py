@@ -78,6 +78,11 @@ def is_ours(value: str | None) -> bool:
     return value in moe_table.OUR_RUNNERS and value not in _SGLANGS
 
 
+def is_sglangs(value: str | None) -> bool:
+    """Whether SGLang serves a value of our table itself: nothing that the table says of ours holds for it."""
+    return value in _SGLANGS
+
+
 def stand_in(quantization: str | None) -> str:
     """Return SGLang's value whose weights our runners read, for how the experts are stored.
 

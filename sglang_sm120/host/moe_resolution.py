@@ -165,7 +165,7 @@ def check_layer(value: str, quantization: Quantization, *, expert_parallel: bool
         UnsupportedError: the runner cannot serve it here, and ``SGLANG_SM120_ALLOW_UNSAFE`` is off.
     """
     facts = STATE.facts
-    if facts is None or (value == AUTO and not env.take_auto()):
+    if facts is None or (value == AUTO and not env.take_auto()) or moe_choice.is_sglangs(value):
         return
     if not moe_choice.is_ours(value) and not is_ours_to_judge(facts):
         return
@@ -291,6 +291,8 @@ def _starts_ray_actors(arguments: Any) -> bool:
 
 
 def _objections(value: str, kinds: tuple[Quantization, ...], facts: HostFacts) -> list[Verdict]:
+    if moe_choice.is_sglangs(value):
+        return []
     verdicts = [moe_verdict(value, kind, facts) for kind in kinds]
     return [judged for judged in verdicts if judged is not None and judged.status != "ok"]
 

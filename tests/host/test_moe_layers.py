@@ -266,8 +266,12 @@ def test_a_runner_that_sglang_has_itself_is_left_to_it() -> None:
             moe_choice.RUNNER: "flashinfer_cutlass"
         }
         assert moe_choice.named() == ("sm120", "")
+        STATE.facts = machine(RTX)
+        moe_resolution.check_layer("flashinfer_b12x", "fp8")
     finally:
         moe_choice.leave_to_sglang(())
+    with pytest.raises(UnsupportedError, match="for fp8 experts"):
+        moe_resolution.check_layer("flashinfer_b12x", "fp8")
 
 
 @pytest.mark.parametrize("parent", [None, "a trainer"])
