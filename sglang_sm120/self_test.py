@@ -13,6 +13,7 @@ import torch
 
 from sglang_sm120 import layout, ops, reference
 from sglang_sm120.backends.expert_limits import ExpertSizes, beyond_limits
+from sglang_sm120.backends.moe_table import KERNEL_RUNNERS
 from sglang_sm120.errors import SelfTestError
 
 #: (M, N, K): one token block of the kernels and several, one slice of K and several, tokens that the GEMM quantizes
@@ -32,6 +33,9 @@ _MOE_CASES: tuple[tuple[reference.Activation, bool, int], ...] = (
 _MOE_SIZES = ((48, 32), (128, 256))
 #: A step of FP4 more or less in a few values between the two layers stays below this part of the largest result.
 _MOE_TOLERANCE = 0.05
+#: The same where 16-bit numbers pass from kernel to kernel and exponentials are approximate: more values take another
+#: step, and block scales too. With errors of 2**-8 it came to 0.1; a wrong expert, order or scale is off by about one.
+_MOE_TOLERANCE_ROUNDED = 0.2
 _BLOCK = 16
 _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the magnitudes of e2m1 codes 0..7
 #: Every pattern below repeats after so many rows.
@@ -103,7 +107,8 @@ def _run_experts(
         torch.cuda.synchronize(device)  # as above
     out = ops.nvfp4_moe(*operands, activation, gate_first, 0, runner).double().cpu()
     error = (out - expected).abs().nan_to_num(nan=torch.inf)
-    if float(error.max()) <= _MOE_TOLERANCE * float(expected.abs().max()):
+    tolerance = _MOE_TOLERANCE if runner in KERNEL_RUNNERS else _MOE_TOLERANCE_ROUNDED
+    if float(error.max()) <= tolerance * float(expected.abs().max()):
         return
     token, column = divmod(int(error.argmax()), hidden)
     raise SelfTestError(

@@ -210,7 +210,9 @@ def test_a_tensor_of_new_scales_is_not_mistaken_for_the_old_one() -> None:
 
 def test_the_check_at_the_start_passes_and_notices_wrong_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     ops.start_moe(RUNNER, torch.device("cpu"))
-    self_test.run_moe(RUNNER, "cpu")
+    for between in (torch.float64, torch.bfloat16):
+        monkeypatch.setattr(sys.modules[__name__], "BETWEEN", between)
+        self_test.run_moe(RUNNER, "cpu")
     monkeypatch.setattr(b12x, "_for_each", lambda scale, experts: scale.reciprocal().expand(experts).contiguous())
     with pytest.raises(self_test.SelfTestError, match=RUNNER):
         self_test.run_moe(RUNNER, "cpu")
